@@ -1,0 +1,60 @@
+"""Which parameters of the base model are trained: all, or what ``method: freeze`` leaves."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from packtrain.config.schema import MethodSection
+from packtrain.errors import UserError
+from packtrain.models.plan import ModelPlan
+
+_BLOCKS = re.compile(r"^blocks\.(\d+)(?:-(\d+))?$")
+
+
+def freeze(model: nn.Module, plan: ModelPlan, method: MethodSection) -> None:
+    """Set ``requires_grad`` of every parameter.
+
+    ``trainable`` names what is trained; without it, everything but the embedding and the first ``freeze_first``
+    blocks is. A head that shares the embedding's weight is trained or frozen with the embedding.
+
+    Raises:
+        UserError: a name or a number the model does not have, or nothing left to train.
+    """
+    if method.trainable:
+        prefixes = [p for name in method.trainable for p in _prefixes(name, plan)]
+        trained = {id(p) for name, p in model.named_parameters() if _under(name, prefixes)}
+        kept: set[int] = set()
+    else:
+        _check_first(method.freeze_first, plan)
+        prefixes = [plan.embedding, *plan.block_names()[: method.freeze_first]]
+        kept = {id(p) for name, p in model.named_parameters() if _under(name, prefixes)}
+        trained = {id(p) for p in model.parameters()} - kept
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def _under(name: str, prefixes: list[str]) -> bool:
+    return any(name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _check_first(count: int, plan: ModelPlan) -> None:
+    if not 0 < count <= plan.num_blocks:
+        raise UserError(
+            "method.freeze_first", f"{count} of {plan.num_blocks} blocks", f"give 1 to {plan.num_blocks}, or name method.trainable"
+        )
+
+
+def _prefixes(name: str, plan: ModelPlan) -> list[str]:
+    """The module names that one entry of ``method.trainable`` means."""
+    parts = {"embedding": plan.embedding, "norm": plan.norm, "head": plan.head}
+    if parts.get(name):
+        return [str(parts[name])]
+    match = _BLOCKS.match(name)
+    if match is None:
+        raise UserError("method.trainable", f"'{name}' is no part of the model", "give embedding, norm, head, blocks.N or blocks.N-M")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not first <= last < plan.num_blocks:
+        raise UserError("method.trainable", f"'{name}' of {plan.num_blocks} blocks", f"blocks go from 0 to {plan.num_blocks - 1}")
+    return plan.block_names()[first : last + 1]

@@ -1,0 +1,1 @@
+"""Checkpoints: sharded, atomic, verified, and free of the number of processes."""

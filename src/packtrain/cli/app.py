@@ -1,0 +1,142 @@
+"""``packtrain``: the commands, and the exit status of each way to end.
+
+Nothing here imports torch, the schema or rich before a command runs: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from packtrain import __version__
+from packtrain.cli import runs
+from packtrain.errors import UserError
+from packtrain.launch.group import quiet_rank
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""click's UsageError: newer versions of typer bring their own click, whose modules are private."""
+
+RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file (YAML).")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings in place of the recipe's.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+app = typer.Typer(
+    name="packtrain",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Fine-tune language models on as many GPUs as there are, from one recipe.",
+)
+app.add_typer(runs.app, name="runs")
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; 0 done, 2 the user's mistake, 130 interrupted. A bug keeps its traceback (1)."""
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(list(arguments) or ["--help"], prog_name="packtrain", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except UserError as error:
+        return _mistake(str(error))
+    except _UsageError as error:
+        return _mistake(f"{error.format_message().rstrip('.')}; see `packtrain --help`.")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _mistake(sentence: str) -> int:
+    if not quiet_rank():
+        print(f"packtrain: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"packtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(recipe: RecipePath, overrides: Overrides = None) -> int:
+    """Train a recipe on all GPUs of this machine.
+
+    With launch.processes=N on N processes, on a CPU too. Under torchrun or srun it joins the group it finds.
+    """
+    from packtrain.launch.start import start
+
+    return start(recipe, overrides or [])
+
+
+@app.command()
+def data(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(min=0, help="Rows to show with their label masks.")] = 2,
+    as_json: AsJson = False,
+) -> int | None:
+    """Show what a recipe's data becomes.
+
+    Rows kept and dropped, lengths, label masks, packing.
+    """
+    from packtrain.cli.data import show_data
+
+    return show_data(recipe, overrides or [], rows, as_json)
+
+
+@app.command()
+def demo() -> int | None:
+    """Fine-tune a 135M model that ships with it.
+
+    Dialogues to summarise, two processes, and what it learned.
+    """
+    from packtrain.cli.demo import run_demo
+
+    return run_demo()
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run's name or a model folder.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> int | None:
+    """Evaluate a run or a model: loss, perplexity and ROUGE."""
+    from packtrain.cli.evaluate import run_eval
+
+    return run_eval(target, overrides or [], as_json)
+
+
+@app.command(name="recipe")
+def recipe_reference(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipe.md.")] = False,
+) -> None:
+    """Print the reference of all settings of a recipe."""
+    from packtrain.cli.reference import show_reference
+
+    show_reference(markdown)

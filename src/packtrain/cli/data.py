@@ -1,0 +1,129 @@
+"""``packtrain data RECIPE.yaml``: what the data is, before anything is trained on it."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packtrain.config import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from packtrain.data import DataReport, PreparedData, TokenStore
+    from packtrain.data.report import DatasetReport, LengthReport
+
+LARGEST_AUTO_LENGTH = 4096
+REASONS_SHOWN, PLACES_SHOWN = 8, 3
+
+
+def show_data(recipe_path: str, overrides: Sequence[str], rows: int = 3, json: bool = False) -> None:
+    """Prepare a recipe's data and print what became of it.
+
+    Args:
+        rows: how many rows to print with their label mask.
+        json: print the report for a program instead.
+
+    Raises:
+        UserError: the recipe or its data is at fault.
+    """
+    from rich.console import Console
+
+    from packtrain.data import load_tokenizer, prepare_data
+    from packtrain.models.locate import model_folder
+
+    recipe = load_recipe(recipe_path, overrides)
+    folder = model_folder(recipe.model.path)
+    prepared = prepare_data(recipe.data, folder, _max_length(recipe, folder), recipe.train.seed)
+    if json:
+        print(json_module.dumps(prepared.report.to_json(), indent=2))
+        return
+    console = Console(highlight=False)
+    print_report(console, prepared.report)
+    _print_rows(console, prepared, load_tokenizer(folder), rows)
+
+
+def print_report(console: Console, report: DataReport) -> None:
+    """Tables of the data sets and lengths, then the dropped rows and the warnings."""
+    console.print(_datasets_table(report))
+    console.print(_lengths_table(report))
+    for dataset in report.datasets:
+        for line in _dropped(dataset):
+            console.print(line, markup=False)
+    for warning in report.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _max_length(recipe: Recipe, folder: Path) -> int:
+    if recipe.data.max_length != "auto":
+        return int(recipe.data.max_length)
+    config = json_module.loads((folder / "config.json").read_text())
+    config = {**config, **config.get("text_config", {})}
+    return min(LARGEST_AUTO_LENGTH, config.get("max_position_embeddings") or LARGEST_AUTO_LENGTH)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*[value if isinstance(value, str) else f"{value:,}" for value in row])
+    return table
+
+
+def _datasets_table(report: DataReport) -> Any:
+    columns = ["data set", "for", "rows read", "kept", "dropped", "shortened", "split", "tokens cut"]
+    rows = [
+        [d.name, d.part, d.read, d.kept, d.num_dropped, d.truncated, d.split, d.tokens_cut]
+        for d in report.datasets
+    ]
+    return _table(f"Data (max_length {report.max_length})", columns, rows)
+
+
+def _lengths_table(report: DataReport) -> Any:
+    parts = [(name, part) for name, part in (("train", report.train), ("eval", report.eval)) if part]
+    columns = ["tokens a row", *parts[0][1].percentiles, "rows", "tokens", "learned", "sequences", "filled"]
+    return _table("Lengths", columns, [[name, *_length_cells(part)] for name, part in parts])
+
+
+def _length_cells(part: LengthReport) -> list[object]:
+    shares = f"{part.labelled:.1%}", f"{part.efficiency:.1%}"
+    return [*part.percentiles.values(), part.rows, part.tokens, shares[0], part.sequences, shares[1]]
+
+
+def _dropped(dataset: DatasetReport) -> Iterator[str]:
+    if not dataset.num_dropped:
+        return
+    yield f"{dataset.name}: {dataset.num_dropped} of {dataset.read} rows dropped"
+    for where, reason in dataset.dropped[: REASONS_SHOWN * PLACES_SHOWN]:
+        yield f"  {where}: {reason}"
+    rest = dataset.num_dropped - REASONS_SHOWN * PLACES_SHOWN
+    if rest > 0:
+        yield f"  and {rest} more (--json lists the first 1,000)"
+
+
+def _print_rows(console: Console, prepared: PreparedData, tokenizer: Any, count: int) -> None:
+    if count:
+        console.print("\nRows: what is between ⟦ and ⟧ is learned", style="bold")
+    for row in range(min(count, len(prepared.train))):
+        console.print(f"\n{prepared.train.where(row)}", style="cyan", markup=False)
+        console.print(masked_text(prepared.train, row, tokenizer))
+
+
+def masked_text(store: TokenStore, row: int, tokenizer: Any) -> Text:
+    """A row's text with its learned stretches in green and in brackets, the rest dim."""
+    from rich.text import Text
+
+    text = Text()
+    pairs = zip(store.tokens(row).tolist(), store.labelled(row).tolist(), strict=True)
+    for labelled, run in groupby(pairs, key=lambda pair: pair[1]):
+        part = tokenizer.decode([token for token, _ in run])
+        text.append(f"⟦{part}⟧" if labelled else part, style="green" if labelled else "dim")
+    return text

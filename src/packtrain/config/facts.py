@@ -1,0 +1,40 @@
+"""What a recipe is resolved against: the machine and the model, as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Read off config.json and the headers of the weight files.
+
+    Attributes:
+        max_length: positions the model was made for; None where it does not say.
+    """
+
+    num_parameters: int
+    num_blocks: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    max_length: int | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The processes a run gets on this machine.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        memory: bytes of one GPU, or of the host on the CPU.
+        bf16: whether the processor computes in bf16 natively.
+    """
+
+    processes: int
+    device: str
+    num_gpus: int
+    memory: int
+    bf16: bool
+    num_cores: int
+    model: ModelFacts

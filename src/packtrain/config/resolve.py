@@ -1,0 +1,63 @@
+"""What ``auto`` becomes. The resolved recipe is what a run folder keeps."""
+
+from __future__ import annotations
+
+from packtrain.config.facts import Facts
+from packtrain.config.schema import Recipe
+
+_LONGEST = 4096
+_CPU_TOKENS = 4096  # of one micro-batch on the CPU: more gains no speed there
+
+
+def resolve(recipe: Recipe, facts: Facts) -> Recipe:
+    """A copy of ``recipe`` in which every ``auto`` has its value, but for the two that a GPU's memory decides.
+
+    ``train.micro_batch_size`` and ``parallel.recompute`` of a run on GPUs are left to ``packtrain.plan``.
+    """
+    recipe = recipe.model_copy(deep=True)
+    recipe.launch.device = facts.device  # type: ignore[assignment]
+    recipe.launch.processes = facts.processes
+    _resolve_data(recipe, facts)
+    if recipe.train.precision == "auto":
+        recipe.train.precision = "bf16" if facts.bf16 else "fp32"
+    _resolve_parallel(recipe, facts)
+    if facts.device == "cpu":
+        _resolve_for_cpu(recipe, facts)
+    return recipe
+
+
+def _resolve_data(recipe: Recipe, facts: Facts) -> None:
+    if recipe.data.max_length == "auto":
+        recipe.data.max_length = min(_LONGEST, facts.model.max_length or _LONGEST)
+    if recipe.data.workers == "auto":
+        recipe.data.workers = facts.num_cores
+
+
+def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
+    parallel = recipe.parallel
+    if parallel.strategy == "auto":
+        parallel.strategy = _strategy(recipe, facts)
+    if parallel.shard_size == "auto":
+        parallel.shard_size = facts.processes
+    if parallel.compile == "auto":
+        parallel.compile = facts.device == "cuda"
+
+
+def _strategy(recipe: Recipe, facts: Facts) -> str:
+    """A copy each where the whole model leaves half of the memory free: adapters cost little to average."""
+    if facts.processes == 1:
+        return "single"
+    if recipe.parallel.shard_size != "auto" or recipe.method.type != "lora":
+        return "fsdp"
+    copies = 1 if facts.device == "cuda" else facts.processes
+    width = 2 if recipe.train.precision == "bf16" else 4
+    return "ddp" if facts.model.num_parameters * width * copies < facts.memory / 2 else "fsdp"
+
+
+def _resolve_for_cpu(recipe: Recipe, facts: Facts) -> None:
+    if recipe.parallel.recompute == "auto":
+        recipe.parallel.recompute = "none"
+    if recipe.train.micro_batch_size == "auto":
+        assert isinstance(recipe.data.max_length, int)
+        share = -(-recipe.train.batch_size // facts.processes)
+        recipe.train.micro_batch_size = max(1, min(share, _CPU_TOKENS // recipe.data.max_length))

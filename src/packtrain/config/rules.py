@@ -1,0 +1,158 @@
+"""The one table of what cannot go together and what is unwise. Every face reads it; the trainer holds none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from packtrain.config.facts import Facts
+from packtrain.config.schema import Recipe
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a recipe breaks. ``rule`` is its id and names the setting at fault."""
+
+    rule: str
+    severity: Severity
+    message: str
+    mend: str
+
+
+Broken = tuple[str, str] | None
+"""(message with the offending values, mend), or None where the rule holds."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    id: str
+    severity: Severity
+    check: Callable[[Recipe, Facts], Broken]
+
+
+def _cuda_absent(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.launch.device == "cuda" and facts.num_gpus == 0:
+        return "no GPU is visible to torch", "set launch.device to cpu, or install the CUDA build of torch"
+    return None
+
+
+def _too_many_processes(recipe: Recipe, facts: Facts) -> Broken:
+    if facts.device == "cuda" and facts.processes > facts.num_gpus:
+        return f"{facts.processes} processes for {facts.num_gpus} GPUs", f"set launch.processes to at most {facts.num_gpus}"
+    return None
+
+
+def _single_needs_one(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.strategy == "single" and facts.processes > 1:
+        return f"strategy single with {facts.processes} processes", "choose ddp or fsdp, or launch.processes=1"
+    return None
+
+
+def _shard_size_divides(recipe: Recipe, facts: Facts) -> Broken:
+    size = recipe.parallel.shard_size
+    if size == "auto" or recipe.parallel.strategy not in ("auto", "fsdp"):
+        return None
+    if size > facts.processes or facts.processes % size:
+        divisors = [n for n in range(1, facts.processes + 1) if facts.processes % n == 0]
+        return f"shard_size {size} does not divide {facts.processes} processes", f"choose from {divisors}"
+    return None
+
+
+def _shard_size_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.shard_size != "auto" and recipe.parallel.strategy in ("single", "ddp"):
+        return f"shard_size {recipe.parallel.shard_size} with strategy {recipe.parallel.strategy}", "set parallel.strategy to fsdp"
+    return None
+
+
+def _bf16_absent(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.train.precision == "bf16" and facts.device == "cuda" and not facts.bf16:
+        return "this GPU has no bf16", "set train.precision to fp32"
+    return None
+
+
+def _bf16_slow(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.train.precision == "bf16" and facts.device == "cpu" and not facts.bf16:
+        return "this processor computes bf16 in software, slower than fp32", "set train.precision to fp32"
+    return None
+
+
+def _pure_bf16(recipe: Recipe, facts: Facts) -> Broken:
+    rate = recipe.train.learning_rate
+    if recipe.train.master_weights == "bf16" and rate < 1e-4:
+        return f"bf16 master weights do not move at learning rate {rate:g}", "set train.master_weights to fp32"
+    return None
+
+
+def _freeze_what(recipe: Recipe, facts: Facts) -> Broken:
+    method = recipe.method
+    if method.type == "freeze" and not method.freeze_first and not method.trainable:
+        return "method freeze names nothing", "give method.freeze_first or method.trainable"
+    if method.type == "freeze" and method.freeze_first and method.trainable:
+        return "both freeze_first and trainable are given", "give one of them"
+    return None
+
+
+def _freeze_unused(recipe: Recipe, facts: Facts) -> Broken:
+    method = recipe.method
+    if method.type != "freeze" and (method.freeze_first or method.trainable):
+        return f"freeze_first and trainable mean nothing to method {method.type}", "set method.type to freeze"
+    return None
+
+
+def _pissa_dora(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.method.type == "lora" and recipe.method.start == "pissa" and recipe.method.dora:
+        return "DoRA's magnitudes have no PiSSA start", "set method.dora to false or method.start to default"
+    return None
+
+
+def _micro_batch(recipe: Recipe, facts: Facts) -> Broken:
+    micro, batch = recipe.train.micro_batch_size, recipe.train.batch_size
+    if micro != "auto" and micro > batch:
+        return f"micro-batches of {micro} rows in batches of {batch}", "lower train.micro_batch_size or raise train.batch_size"
+    return None
+
+
+def _idle_ranks(recipe: Recipe, facts: Facts) -> Broken:
+    batch = recipe.train.batch_size
+    if batch % facts.processes:
+        whole = -(-batch // facts.processes) * facts.processes
+        return f"batches of {batch} rows on {facts.processes} processes leave some idle in each step", f"set train.batch_size to {whole}"
+    return None
+
+
+def _too_long(recipe: Recipe, facts: Facts) -> Broken:
+    length, limit = recipe.data.max_length, facts.model.max_length
+    if length != "auto" and limit is not None and length > limit:
+        return f"max_length {length} is past the {limit} positions of the model", f"set data.max_length to {limit} or less"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("launch.device", "error", _cuda_absent),
+    Rule("launch.processes", "error", _too_many_processes),
+    Rule("parallel.strategy", "error", _single_needs_one),
+    Rule("parallel.shard_size", "error", _shard_size_divides),
+    Rule("parallel.shard_size", "error", _shard_size_needs_fsdp),
+    Rule("train.precision", "error", _bf16_absent),
+    Rule("train.precision", "warning", _bf16_slow),
+    Rule("train.master_weights", "warning", _pure_bf16),
+    Rule("method.freeze_first", "error", _freeze_what),
+    Rule("method.freeze_first", "warning", _freeze_unused),
+    Rule("method.start", "error", _pissa_dora),
+    Rule("train.micro_batch_size", "error", _micro_batch),
+    Rule("train.batch_size", "warning", _idle_ranks),
+    Rule("data.max_length", "error", _too_long),
+)
+
+
+def check(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """Every rule that ``recipe`` breaks on this machine, errors first."""
+    findings = []
+    for rule in RULES:
+        broken = rule.check(recipe, facts)
+        if broken is not None:
+            findings.append(Finding(rule.id, rule.severity, *broken))
+    return sorted(findings, key=lambda f: f.severity != "error")

@@ -1,0 +1,219 @@
+"""The recipe: one pydantic model per component, composed.
+
+A field's description is the only text about it: ``--help``, the reference page and (later) the web form are
+generated from here. ``auto`` is a value that Packtrain resolves before anything starts; see ``resolve.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Auto = Literal["auto"]
+FormatName = Literal["auto", "alpaca", "messages", "sharegpt", "prompt_completion", "text"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: unknown keys are errors, values are checked on assignment."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class ModelSection(Section):
+    path: str = Field(description="A folder with config.json and safetensors files, a hub id, or `demo`.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model. Leave off.")
+
+
+class Columns(Section):
+    """Own column names, for files whose columns are called something else."""
+
+    instruction: str | None = Field(None, description="alpaca: the task.")
+    input: str | None = Field(None, description="alpaca: the task's input, may be empty.")
+    output: str | None = Field(None, description="alpaca: the answer.")
+    system: str | None = Field(None, description="alpaca and sharegpt: the system prompt.")
+    messages: str | None = Field(None, description="messages: the list of {role, content}.")
+    conversations: str | None = Field(None, description="sharegpt: the list of {from, value}.")
+    prompt: str | None = Field(None, description="prompt_completion: what is given.")
+    completion: str | None = Field(None, description="prompt_completion: what is to be learned.")
+    text: str | None = Field(None, description="text: plain text, learned from its first to its last token.")
+
+
+class Dataset(Section):
+    """One source of rows."""
+
+    path: str = Field(description="A registered name, a file, a hub id, or `file.py:function`.")
+    split: str | None = Field(None, description="The split of a registered name, hub data set or function.")
+    format: FormatName = Field("auto", description="How a row is read; `auto` looks at its columns.")
+    columns: Columns = Field(default_factory=lambda: Columns(), description="Own column names.")
+    prompt: str | None = Field(
+        None, description="A template such as `Summarise:\\n{dialogue}` that builds the user's turn from columns."
+    )
+    weight: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Passes over these rows in one epoch: 0.5 takes a fresh half each epoch, 2 takes all twice."
+    )
+
+
+def _dataset(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+def _datasets(value: Any) -> Any:
+    return [value] if isinstance(value, str | dict) else value
+
+
+DatasetEntry = Annotated[Dataset, BeforeValidator(_dataset)]
+DatasetList = Annotated[list[DatasetEntry], BeforeValidator(_datasets), Field(min_length=1)]
+
+
+class DataSection(Section):
+    train: DatasetList = Field(description="What to learn from: a registered name, a file, a hub id or file.py:function.")
+    eval: Annotated[float, Field(ge=0.0, lt=1.0)] | DatasetList = Field(
+        0.05, description="A share of the train rows held out (0: no evaluation), or data sets as in `train`."
+    )
+    format: FormatName = Field("auto", description="How rows are read where a data set does not say.")
+    template: str = Field(
+        "auto",
+        description="Chat template: `auto` takes the tokenizer's own (`plain` where it has none), `plain`, `chatml`, or a .jinja file.",
+    )
+    max_length: Auto | Annotated[int, Field(ge=8)] = Field(
+        "auto", description="Tokens of a row, or of a packed sequence. `auto`: 4096, or the model's own limit if lower."
+    )
+    overlong: Literal["drop", "truncate_prompt", "split", "error"] = Field(
+        "truncate_prompt",
+        description="A row longer than max_length: dropped, its prompt cut in the middle, split into several, or an error.",
+    )
+    packing: bool = Field(True, description="Join short rows into sequences of max_length that never see each other.")
+    train_on: Literal["assistant", "last_assistant", "all"] = Field(
+        "assistant", description="Which tokens are learned: every answer, the last answer, or every token."
+    )
+    workers: Auto | PositiveInt = Field("auto", description="Processes that tokenise.")
+    cache: str = Field("auto", description="Folder of tokenised data; `auto` is the user's cache folder.")
+
+
+class MethodSection(Section):
+    type: Literal["full", "freeze", "lora"] = Field("lora", description="What is trained.")
+    rank: PositiveInt = Field(16, description="LoRA rank.")
+    alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="LoRA alpha; the update is scaled by alpha / rank.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="LoRA dropout.")
+    targets: Literal["all_linear"] | list[str] = Field(
+        "all_linear", description="Modules that get LoRA: `all_linear` (every linear in the blocks) or names such as [q_proj, v_proj]."
+    )
+    rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) (rsLoRA).")
+    dora: bool = Field(False, description="Weight-decomposed LoRA (DoRA).")
+    lora_plus: Annotated[float, Field(ge=1)] = Field(1.0, description="LoRA+: learning rate of B over that of A.")
+    start: Literal["default", "pissa"] = Field(
+        "default", description="Start of A and B: random and zero, or the principal singular vectors (PiSSA)."
+    )
+    freeze_first: Annotated[int, Field(ge=0)] = Field(
+        0, description="freeze: the embedding and the first N blocks stay as they are, the rest is trained."
+    )
+    trainable: list[str] = Field(
+        default_factory=list,
+        description="freeze: only these are trained: `blocks.28-31`, `blocks.5`, `embedding`, `norm`, `head`.",
+    )
+
+
+class ParallelSection(Section):
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = Field(
+        "auto", description="single: one process. ddp: a copy per process. fsdp: the model is sharded (FSDP2)."
+    )
+    shard_size: Auto | PositiveInt = Field(
+        "auto", description="fsdp: processes that hold one copy of the model; fewer than all is HSDP. `auto`: all."
+    )
+    recompute: Literal["auto", "none", "selective", "full"] | Share = Field(
+        "auto",
+        description="Activation checkpointing: none, selective (keeps matrix products and attention), full, or the share of blocks.",
+    )
+    compile: Auto | bool = Field("auto", description="torch.compile each block. `auto`: on a GPU.")
+
+
+class TrainSection(Section):
+    epochs: Annotated[float, Field(gt=0)] = Field(3.0, description="Passes over the data; ignored where max_steps is given.")
+    max_steps: PositiveInt | None = Field(None, description="Optimizer steps.")
+    batch_size: PositiveInt = Field(
+        16, description="Rows (packed: sequences) of one optimizer step over all processes; stays the same on other hardware."
+    )
+    micro_batch_size: Auto | PositiveInt = Field("auto", description="Rows of one forward pass on one process.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="Peak learning rate.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Learning-rate schedule.")
+    warmup: Annotated[float, Field(ge=0)] = Field(0.03, description="Warm-up: a share of the steps below 1, a number of steps from 1 on.")
+    decay: Share = Field(0.2, description="wsd: the share of the steps that decays at the end.")
+    min_learning_rate: Share = Field(0.0, description="Where the schedule ends, as a share of the peak.")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Gradient clipping; null: none.")
+    optimizer: Literal["adamw"] = Field("adamw", description="The optimizer.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay of matrices; never of norms and biases.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW beta 1.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW beta 2.")
+    epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon.")
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32."
+    )
+    master_weights: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Storage of trained weights. bf16 halves the memory, and small updates are lost."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of the order, the adapters' start and dropout.")
+
+
+def _every(value: Any) -> Any:
+    if isinstance(value, str) and value != "epoch":
+        return float(value)
+    return value
+
+
+Every = Annotated[Literal["epoch"] | Annotated[float, Field(gt=0)], BeforeValidator(_every)]
+
+
+class EvaluateSection(Section):
+    every: Every = Field("epoch", description="A share of all steps below 1, steps from 1 on, or `epoch`. The end is always evaluated.")
+    metrics: list[Literal["loss", "perplexity", "rouge"]] = Field(
+        default_factory=lambda: ["loss", "perplexity"],
+        description="loss and perplexity at each evaluation; rouge once, on the finished model.",
+    )
+    rouge_rows: PositiveInt = Field(50, description="Rows of the evaluation data that are generated for ROUGE.")
+
+
+class CheckpointSection(Section):
+    every: Every = Field(0.25, description="A share of all steps below 1, steps from 1 on, or `epoch`.")
+    keep: PositiveInt = Field(2, description="The newest checkpoints that stay on disk.")
+
+
+class LogSection(Section):
+    every: PositiveInt = Field(1, description="Steps between two lines of events.jsonl.")
+    to: list[Literal["tensorboard", "wandb"]] = Field(
+        default_factory=list, description="Sinks beside events.jsonl and the terminal."
+    )
+    project: str = Field("packtrain", description="Project name for wandb.")
+
+
+class LaunchSection(Section):
+    processes: Auto | PositiveInt = Field("auto", description="Processes on this machine. `auto`: one per GPU, or one on the CPU.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is a GPU.")
+    timeout: str = Field("10m", pattern=r"^\d+(\.\d+)?(s|m|h)$", description="How long a process waits for the others: 30s, 10m, 1h.")
+
+
+class OutputSection(Section):
+    folder: str = Field("runs", description="Where run folders are made.")
+    name: str = Field("auto", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="The run's name; `auto` is the recipe's name and the time.")
+
+
+class Recipe(Section):
+    """All of a run's configuration. Only ``model.path`` and ``data.train`` have no default."""
+
+    model: ModelSection = Field(description="The model to start from.")
+    data: DataSection = Field(description="What is learned.")
+    method: MethodSection = Field(default_factory=MethodSection, description="What is trained.")
+    parallel: ParallelSection = Field(default_factory=ParallelSection, description="How it is spread.")
+    train: TrainSection = Field(default_factory=TrainSection, description="The optimisation.")
+    evaluate: EvaluateSection = Field(default_factory=EvaluateSection, description="Evaluation.")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="Checkpoints.")
+    log: LogSection = Field(default_factory=LogSection, description="Logging.")
+    launch: LaunchSection = Field(default_factory=LaunchSection, description="Processes.")
+    output: OutputSection = Field(default_factory=OutputSection, description="The run folder.")
+
+
+def seconds(duration: str) -> float:
+    """``30s``, ``10m`` or ``1h`` in seconds."""
+    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]

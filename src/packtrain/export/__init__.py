@@ -1,0 +1,1 @@
+"""What the user came for: a folder that plain transformers and peft load."""

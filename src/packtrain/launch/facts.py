@@ -1,0 +1,92 @@
+"""What this machine and this model are, for the rules and for ``auto``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from packtrain.config.facts import Facts, ModelFacts
+from packtrain.config.schema import Recipe
+from packtrain.errors import UserError
+from packtrain.models.files import WeightFiles
+from packtrain.models.locate import model_folder
+
+
+def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
+    """Look at the machine and at the model that ``recipe`` names.
+
+    Args:
+        processes: the size of a group that exists already; None: as the recipe says.
+    """
+    num_gpus = 0 if recipe.launch.device == "cpu" else visible_gpus()
+    device = "cuda" if num_gpus else "cpu"
+    if processes is None:
+        asked = recipe.launch.processes
+        processes = asked if asked != "auto" else max(num_gpus, 1)
+    return Facts(
+        processes=processes,
+        device=device,
+        num_gpus=num_gpus,
+        memory=_gpu_memory() if num_gpus else psutil.virtual_memory().total,
+        bf16=_gpu_bf16() if num_gpus else _cpu_bf16(),
+        num_cores=len(os.sched_getaffinity(0)),
+        model=model_facts(model_folder(recipe.model.path)),
+    )
+
+
+def visible_gpus() -> int:
+    """GPUs that torch sees; without a driver torch is not even imported."""
+    if not (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def model_facts(folder: Path) -> ModelFacts:
+    """Sizes of a model, from config.json and the headers of its weight files.
+
+    Raises:
+        UserError: config.json lacks a size, or the weights are missing or damaged.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(str(file), "is not valid JSON", "copy or download the model again") from error
+    config = config.get("text_config") or config
+    try:
+        hidden, blocks = int(config["hidden_size"]), int(config["num_hidden_layers"])
+        vocabulary = int(config["vocab_size"])
+    except KeyError as error:
+        raise UserError(str(file), f"has no {error.args[0]}", "choose a decoder-only language model") from error
+    return ModelFacts(
+        num_parameters=WeightFiles.open(folder).num_parameters,
+        num_blocks=blocks,
+        hidden=hidden,
+        intermediate=int(config.get("intermediate_size") or 4 * hidden),
+        vocabulary=vocabulary,
+        max_length=config.get("max_position_embeddings"),
+    )
+
+
+def _gpu_memory() -> int:
+    import torch
+
+    return min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
+def _gpu_bf16() -> bool:
+    import torch
+
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _cpu_bf16() -> bool:
+    """Whether the processor has bf16 products (AVX512-BF16 or AMX); elsewhere torch emulates them."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    return "avx512_bf16" in flags or "amx_bf16" in flags

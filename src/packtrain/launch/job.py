@@ -1,0 +1,19 @@
+"""What a rank does once it has joined the group: train, then save what the user came for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packtrain.config.schema import Recipe
+from packtrain.export.final import save_final
+from packtrain.parallel.world import World
+from packtrain.train.loop import Stop
+from packtrain.train.run import train
+
+
+def run(folder: Path, recipe: Recipe, world: World, stop: Stop) -> bool:
+    """Train to the end and write ``final/``. Returns False where ``stop`` ended it early, with a checkpoint."""
+    result = train(folder, recipe, world, stop)
+    if not result.stopped:
+        save_final(result.session)
+    return not result.stopped

@@ -1,0 +1,42 @@
+"""The steps between a recipe and a run folder that `train`, `resume` and a joined group share."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from packtrain.config import Recipe, dump_recipe
+from packtrain.launch.folder import RunFolder, write_text
+
+
+def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
+    """The recipe with a name for its run: ``samsum-20261130-181512`` from samsum.yaml, where it is auto."""
+    recipe = recipe.model_copy(deep=True)
+    if recipe.output.name == "auto":
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(recipe_path).stem).strip("._-")[:70] or "run"
+        base = f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        name, number = base, 1
+        while (Path(recipe.output.folder).expanduser() / name).exists():
+            number += 1
+            name = f"{base}-{number}"
+        recipe.output.name = name
+    return recipe
+
+
+def prepare(recipe: Recipe) -> None:
+    """Fetch the model if it must be fetched, and bring the data into the cache."""
+    from packtrain.data import prepare_data
+    from packtrain.models.locate import model_folder
+
+    folder = model_folder(recipe.model.path)
+    assert isinstance(recipe.data.max_length, int), "resolve comes first"
+    prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed)
+
+
+def create(recipe: Recipe, asked: Recipe) -> RunFolder:
+    """The run's folder with both recipes in it; the last thing that the user's input can make fail."""
+    folder = RunFolder.create(recipe.output.folder, recipe.output.name)
+    write_text(folder.asked, dump_recipe(asked))
+    write_text(folder.recipe, dump_recipe(recipe))
+    return folder

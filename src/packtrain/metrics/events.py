@@ -1,0 +1,60 @@
+"""events.jsonl: one JSON object a line, written by rank 0 and followed by everybody."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Sink(Protocol):
+    """Somewhere else that events go."""
+
+    def write(self, event: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class EventLog:
+    """Appends events to a file, a line each, whole, and hands them to the sinks.
+
+    Args:
+        path: None on ranks that write nothing.
+    """
+
+    def __init__(self, path: Path | None, sinks: Sequence[Sink] = ()) -> None:
+        self._file = open(path, "a", encoding="utf-8", buffering=1) if path else None  # noqa: SIM115
+        self._sinks = sinks
+
+    def write(self, event: str, **values: Any) -> None:
+        if self._file is None:
+            return
+        record = {"event": event, "time": round(time.time(), 3), **{k: _plain(v) for k, v in values.items()}}
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class Tail:
+    """The last part of a file of events that follows a resume: where a step was done again, the newer counts."""
+
+    @staticmethod
+    def latest(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+        """The events of one kind by step, each step once."""
+        by_step = {event["step"]: event for event in events if event["event"] == kind}
+        return [by_step[step] for step in sorted(by_step)]

@@ -1,0 +1,68 @@
+"""Reading ``events.jsonl`` while somebody else is still writing it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+_TAIL_BYTES = 64 * 1024
+
+
+class EventReader:
+    """Hands out each event once, in order; what is not a whole line yet waits for the next call."""
+
+    def __init__(self, path: Path, from_end: bool = False) -> None:
+        self.path = path
+        self.num_damaged = 0
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def poll(self) -> list[Event]:
+        """The events that were completed since the last call; none where there is no file yet."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events, num_damaged = _parse(whole.splitlines())
+        self.num_damaged += num_damaged
+        return events
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every whole event so far."""
+    return EventReader(path).poll()
+
+
+def last_events(path: Path) -> dict[str, Event]:
+    """The newest event of each kind near the file's end, without reading a long file from its start."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        start = max(0, size - _TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().splitlines()
+    events, _ = _parse(lines[1:] if start else lines)
+    return {event["event"]: event for event in events}
+
+
+def _parse(lines: Iterable[bytes]) -> tuple[list[Event], int]:
+    """Events, and how many lines were none: a crash in the middle of a line leaves one."""
+    events: list[Event] = []
+    num_damaged = 0
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            num_damaged += 1
+            continue
+        if isinstance(event, dict) and "event" in event:
+            events.append(event)
+        else:
+            num_damaged += 1
+    return events, num_damaged

@@ -1,0 +1,86 @@
+"""The module that is trained: a causal language model of transformers whose forward pass returns the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from packtrain.models.attention import VARLEN, causal_sentinel, document_mask
+from packtrain.models.loss import LogitTransform, SummedLoss, token_losses
+from packtrain.models.plan import ModelPlan
+
+
+class CausalLMWithLoss(nn.Module):
+    """Runs decoder and head, the head on labelled positions only.
+
+    Args:
+        model: what is saved in the end: the transformers model, or the peft model around it.
+        plan: where the transformers model keeps its parts.
+        attention: the name of the attention function the model's config was given.
+    """
+
+    def __init__(self, model: nn.Module, plan: ModelPlan, attention: str) -> None:
+        super().__init__()
+        self.model = model
+        self.plan = plan
+        self.attention = attention
+        self.transform = LogitTransform(plan.logit_scale, plan.logit_softcap)
+
+    @property
+    def base(self) -> nn.Module:
+        """The transformers model, without peft around it."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model  # type: ignore[operator]
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.base.get_submodule(self.plan.blocks).children())
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        label_positions: torch.Tensor,
+        targets: torch.Tensor,
+        document_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        per_token: bool = False,
+    ) -> torch.Tensor:
+        """The summed loss, or each token's loss.
+
+        Args:
+            input_ids, position_ids: (batch, seq) int64.
+            label_positions: (tokens,) int64, indices into the flattened (batch * seq) positions whose next token
+                is learned. targets: (tokens,) int64, those next tokens.
+            document_ids: (batch, seq), given where rows are packed. cu_seqlens, max_seqlen: the same documents as
+                boundaries, for variable-length kernels.
+
+        Returns:
+            A float32 scalar in nats, or (tokens,) float32 where ``per_token``.
+        """
+        hidden = self._decode(input_ids, position_ids, document_ids, cu_seqlens, max_seqlen)
+        hidden = hidden.flatten(0, 1).index_select(0, label_positions)
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
+        head = self.base.get_submodule(self.plan.head)
+        weight, bias = head.weight, getattr(head, "bias", None)
+        with torch.autocast(kind, enabled=False):
+            if per_token:
+                return token_losses(hidden, weight, bias, targets, self.transform)  # type: ignore[arg-type]
+            return SummedLoss.apply(hidden, weight, bias, targets, self.transform)
+
+    def _decode(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor | None,
+                cu_seqlens: torch.Tensor | None, max_seqlen: int | None) -> torch.Tensor:  # fmt: skip
+        decoder = self.base.get_submodule(self.plan.decoder)
+        extra: dict[str, Any] = {}
+        if document_ids is None:
+            mask = causal_sentinel(input_ids.device)
+        elif self.attention == VARLEN:
+            mask = causal_sentinel(input_ids.device)
+            extra = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        else:
+            mask = document_mask(document_ids)
+        out = decoder(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False, **extra)
+        return out[0]

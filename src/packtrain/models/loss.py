@@ -1,0 +1,118 @@
+"""The language-model loss on labelled positions only, in chunks, its gradient computed in the forward pass.
+
+The logits of a whole micro-batch never exist: for each chunk of labelled positions they are made, turned into the
+loss and its gradient, and dropped. Since the loss is a sum, the gradient is known but for one factor, which
+arrives in the backward pass (the form used by Liger-Kernel's fused linear cross entropy, arXiv:2410.10989).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What an architecture does to ``hidden @ head.T``: a scale, then a tanh cap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+def token_losses(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+                 transform: LogitTransform, chunk: int = CHUNK) -> torch.Tensor:  # fmt: skip
+    """Cross entropy of each labelled token, for evaluation.
+
+    Args:
+        hidden: (tokens, hidden), the final hidden states at labelled positions.
+        weight: (vocabulary, hidden). bias: (vocabulary,) or None.
+        targets: (tokens,) int64.
+
+    Returns:
+        (tokens,) float32, in nats.
+    """
+    parts = [
+        _chunk_losses(h, weight, bias, t, transform) for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def _chunk_losses(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+                  transform: LogitTransform) -> torch.Tensor:  # fmt: skip
+    logits = transform(F.linear(hidden, weight.to(hidden.dtype), _like(bias, hidden)).float())
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def _like(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor | None:
+    return tensor.to(other.dtype) if tensor is not None else None
+
+
+class SummedLoss(torch.autograd.Function):
+    """Sum of the cross entropy over labelled tokens: ``SummedLoss.apply(hidden, weight, bias, targets, transform)``.
+
+    Shapes as in ``token_losses``; returns a float32 scalar. No labelled token gives zero, with zero gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+                transform: LogitTransform, chunk: int = CHUNK) -> torch.Tensor:  # fmt: skip
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.zeros_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
+        narrow, bias = weight.to(hidden.dtype), _like(bias, hidden)
+        for start in range(0, targets.shape[0], chunk):
+            part = slice(start, start + chunk)
+            loss, grad_logits = _loss_and_gradient(hidden[part], narrow, bias, targets[part], transform)
+            total += loss
+            if grad_hidden is not None:
+                grad_hidden[part] = grad_logits @ narrow
+            if grad_weight is not None:
+                grad_weight += (grad_logits.t() @ hidden[part]).float()
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0).float()
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = weight.dtype, bias.dtype if bias is not None else None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            grad_hidden * grad.to(grad_hidden.dtype) if grad_hidden is not None else None,
+            (grad_weight * grad).to(weight_dtype) if grad_weight is not None else None,
+            (grad_bias * grad).to(bias_dtype) if grad_bias is not None else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _loss_and_gradient(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+                       transform: LogitTransform) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The summed loss of a chunk and its gradient with respect to the raw logits, in ``hidden``'s dtype."""
+    raw = F.linear(hidden, weight, bias).float()
+    logits = transform(raw)
+    log_normalizer = logits.logsumexp(-1, keepdim=True)
+    loss = (log_normalizer.squeeze(-1) - logits.gather(1, targets[:, None]).squeeze(-1)).sum()
+    gradient = torch.exp(logits - log_normalizer)
+    gradient.scatter_add_(1, targets[:, None], torch.full_like(targets[:, None], -1, dtype=gradient.dtype))
+    if transform.softcap is not None:  # d tanh(x) = 1 - tanh(x)^2
+        gradient *= 1 - (logits / transform.softcap) ** 2
+    if transform.scale != 1.0:
+        gradient *= transform.scale
+    return loss, gradient.to(hidden.dtype)

@@ -1,0 +1,57 @@
+"""A causal language model without memory: built on the meta device from its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from packtrain.errors import UserError
+from packtrain.models import attention
+
+
+def load_config(folder: Path, trust_remote_code: bool = False) -> Any:
+    """The transformers config of a model folder.
+
+    Raises:
+        UserError: config.json is damaged, or its architecture is unknown to the installed transformers.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(str(folder / "config.json"), f"cannot be used ({reason})", "check the folder and your transformers") from error
+
+
+def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remote_code: bool = False) -> nn.Module:
+    """The model on the meta device, all parameters in ``dtype``."""
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=trust_remote_code
+            )
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError("model.path", f"{type(config).__name__} cannot be trained ({reason})", "choose a causal LM") from error
+    return model
+
+
+def rebuild_buffers(model: nn.Module) -> None:
+    """Recompute what no weight file holds and ``to_empty`` lost: rotary tables, Gemma's embedding scale.
+
+    transformers' own ``_init_weights`` does it, module by module; the parameters beside such a buffer are marked
+    as initialised so that it leaves them alone.
+    """
+    for module in model.modules():
+        if not module._non_persistent_buffers_set:
+            continue
+        for parameter in module.parameters(recurse=False):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        model._init_weights(module)  # type: ignore[operator]

@@ -1,0 +1,46 @@
+"""A whole copy of the model on each process; gradients are averaged behind the backward pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch.nn.parallel import DistributedDataParallel
+
+from packtrain.parallel.strategy import Strategy
+
+if TYPE_CHECKING:
+    from packtrain.models.causal_lm import CausalLMWithLoss
+
+
+class Replicated(Strategy):
+    module: DistributedDataParallel
+
+    def shard(self, model: CausalLMWithLoss) -> None:
+        """Nothing to spread: each rank reads the whole model."""
+
+    def ready(self, model: CausalLMWithLoss) -> None:
+        device = self.world.device
+        with warnings.catch_warnings():
+            # Newer versions of torch want another name for broadcast_buffers, which 2.11 does not know.
+            warnings.simplefilter("ignore", FutureWarning)
+            self.module = DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                init_sync=False,  # all ranks read the same files and start adapters from the same seed
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+
+    @contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        if last:
+            yield
+            return
+        with self.module.no_sync():
+            yield
+
+    def describe(self) -> str:
+        return f"a copy of the model on each of {self.world.size} processes (DDP)"

@@ -1,0 +1,61 @@
+"""FSDP2: parameters, gradients and optimizer states sharded over processes, block by block.
+
+HSDP is the same on a mesh of two axes: sharded within ``shard_size`` processes, replicated across (Zhao et al.,
+https://arxiv.org/abs/2304.11277, section 3.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from packtrain.parallel.strategy import Strategy
+from packtrain.parallel.world import World
+
+if TYPE_CHECKING:
+    from packtrain.models.causal_lm import CausalLMWithLoss
+
+# Gradients kept whole between micro-batches save a reduce-scatter each, and cost this much memory at most.
+_UNREDUCED_LIMIT = 2**30
+
+
+class FullyShard(Strategy):
+    def __init__(self, world: World, compute_dtype: torch.dtype, shard_size: int) -> None:
+        super().__init__(world, compute_dtype)
+        self.shard_size = shard_size
+        self.reduce_each = False
+        if shard_size == world.size:
+            self.mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+        else:
+            shape = (world.size // shard_size, shard_size)
+            self.mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    def shard(self, model: CausalLMWithLoss) -> None:
+        trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self.reduce_each = trained > _UNREDUCED_LIMIT
+        options: dict[str, Any] = {"mesh": self.mesh}
+        if self.compute_dtype != torch.float32:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
+        for block in model.blocks():
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+
+    def _autocast(self) -> Any:
+        """Off: the mixed-precision policy casts parameters as they are gathered."""
+        return torch.autocast(self.world.device.type, enabled=False)
+
+    @contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(last or self.reduce_each)
+        yield
+
+    def describe(self) -> str:
+        if self.shard_size == self.world.size:
+            return f"model sharded over {self.world.size} processes (FSDP2)"
+        return f"model sharded over {self.shard_size} processes, {self.world.size // self.shard_size} replicas (HSDP)"

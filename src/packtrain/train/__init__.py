@@ -1,0 +1,1 @@
+"""Training: build, loop, schedule, evaluation."""

@@ -1,0 +1,170 @@
+"""The training loop. It knows the strategy's contract, never which strategy it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from packtrain.checkpoint.store import Position
+from packtrain.data.batches import MicroBatch, collate
+from packtrain.data.order import GlobalBatch, share
+from packtrain.train.evaluation import evaluate
+from packtrain.train.faults import NonFinite
+from packtrain.train.optimizer import set_learning_rate
+from packtrain.train.schedule import factor
+from packtrain.train.session import Session
+
+
+class Stop(Protocol):
+    """Set from outside when the run should end after the step it is at."""
+
+    @property
+    def set(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step, over all ranks: mean loss per labelled token, gradient norm before clipping."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    stop: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A global batch and this rank's part of it, collated."""
+
+    batch: GlobalBatch
+    micro_batches: list[MicroBatch]
+
+
+def train_steps(session: Session, stop: Stop) -> bool:
+    """Run from the session's position to the end. Returns False where ``stop`` ended it early."""
+    session.built.model.train()
+    clock = time.perf_counter()
+    for prepared in prefetched(session):
+        result = train_step(session, prepared, stop)
+        step = prepared.batch.step + 1
+        session.position = Position(step, session.position.tokens + prepared.batch.token_count)
+        now = time.perf_counter()
+        if step % session.recipe.log.every == 0 or step == session.total_steps:
+            log_step(session, prepared.batch, result, now - clock)
+        clock = now
+        if _after_step(session, step, result.stop):
+            clock = time.perf_counter()
+        if result.stop:
+            return step == session.total_steps
+    return True
+
+
+def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
+    """One optimizer step: the loss is a sum over labelled tokens divided by their global count."""
+    strategy, world, recipe = session.built.strategy, session.world, session.recipe
+    batch, micro_batches = prepared.batch, prepared.micro_batches
+    seed_step(recipe.train.seed, batch.step, world.rank)
+    loss_sum = torch.zeros((), dtype=torch.float32, device=world.device)
+    for index, micro in enumerate(micro_batches):
+        with strategy.accumulate(last=index == len(micro_batches) - 1):
+            loss = strategy.forward(**micro.to(world.device).inputs)
+            strategy.backward(loss / max(batch.label_count, 1))
+        loss_sum += loss.detach()
+    norm = strategy.clip([p for _, p in session.named], recipe.train.max_grad_norm)
+    # The step's one host synchronisation: a non-finite value must be seen before the update, and a stop be agreed.
+    shared = world.sum(torch.stack([loss_sum, loss_sum.new_tensor(float(stop.set))]))
+    total, stops, grad_norm = torch.stack([*shared, norm.to(shared.dtype)]).tolist()
+    result = StepResult(
+        total / max(batch.label_count, 1), grad_norm, learning_rate(session, batch.step), stops > 0
+    )  # fmt: skip
+    NonFinite.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
+    set_learning_rate(session.optimizer, result.learning_rate)
+    session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    return result
+
+
+def learning_rate(session: Session, step: int) -> float:
+    section = session.recipe.train
+    return section.learning_rate * factor(section, step, session.total_steps)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Dropout's random stream is a function of (seed, step, rank): a resumed run draws the same."""
+    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+
+
+def prefetched(session: Session) -> Iterator[Prepared]:
+    """This rank's batches from the session's position on, each collated while the one before it is trained on."""
+    steps = range(session.position.step, session.total_steps)
+    with ThreadPoolExecutor(1, thread_name_prefix="collate") as pool:
+        waiting = pool.submit(prepare, session, steps[0]) if steps else None
+        for step in steps:
+            assert waiting is not None
+            ready = waiting.result()
+            if step + 1 in steps:
+                waiting = pool.submit(prepare, session, step + 1)
+            yield ready
+
+
+def prepare(session: Session, step: int) -> Prepared:
+    recipe, world = session.recipe, session.world
+    batch = session.order.batch(step)
+    packed, micro = recipe.data.packing, recipe.train.micro_batch_size
+    assert isinstance(micro, int) and isinstance(recipe.data.max_length, int)
+    # Compiled blocks see one shape; elsewhere padding would be computed for nothing.
+    length = recipe.data.max_length if packed and recipe.parallel.compile else None
+    parts = share(batch.sequences, world.rank, world.size, micro)
+    return Prepared(batch, [collate(session.data.train, part, packed, length) for part in parts])
+
+
+def log_step(session: Session, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
+    session.log.write(
+        "step",
+        step=batch.step + 1,
+        epoch=batch.epoch,
+        loss=result.loss,
+        lr=result.learning_rate,
+        grad_norm=result.grad_norm,
+        tokens=batch.token_count,
+        tokens_per_second=round(batch.token_count / seconds, 1),
+        seconds=round(seconds, 4),
+        memory=peak_memory(session.world.device),
+    )
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the allocator's peak on a GPU, the process's anonymous memory on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
+
+
+def _after_step(session: Session, step: int, stopping: bool) -> bool:
+    """Evaluate and save where it is due. Returns whether anything was done."""
+    recipe, last = session.recipe, step == session.total_steps
+    evaluating = not stopping and (last or session.due(recipe.evaluate.every, step))
+    if evaluating:
+        run_evaluation(session)
+    saving = stopping or last or session.due(recipe.checkpoint.every, step)
+    if saving:
+        started = time.perf_counter()
+        path = session.save()
+        session.log.write("checkpoint", step=step, path=path.name, seconds=round(time.perf_counter() - started, 3))
+    return evaluating or saving
+
+
+def run_evaluation(session: Session) -> None:
+    found = evaluate(session)
+    if found is not None:
+        values = {"loss": found.loss, "rows": found.rows, "tokens": found.tokens}
+        if "perplexity" in session.recipe.evaluate.metrics:
+            values["perplexity"] = found.perplexity
+        session.log.write("eval", step=session.position.step, **values)

@@ -1,0 +1,91 @@
+"""A run in this process: model, optimizer, data and checkpoints, made from a resolved recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from packtrain.checkpoint.state import training_state
+from packtrain.checkpoint.store import CheckpointStore, Position
+from packtrain.config.schema import Every, Recipe
+from packtrain.data import PreparedData, prepare_data
+from packtrain.data.order import Order
+from packtrain.metrics.events import EventLog
+from packtrain.metrics.sinks import make_sinks
+from packtrain.models.locate import model_folder
+from packtrain.parallel.world import World
+from packtrain.train.build import Built, build
+from packtrain.train.optimizer import make_optimizer, trainable
+
+
+@dataclass
+class Session:
+    """Everything the loop works on."""
+
+    recipe: Recipe
+    folder: Path
+    model_folder: Path
+    world: World
+    data: PreparedData
+    built: Built
+    named: list[tuple[str, nn.Parameter]]
+    optimizer: torch.optim.Optimizer
+    order: Order
+    total_steps: int
+    store: CheckpointStore
+    log: EventLog
+    position: Position = field(default_factory=lambda: Position(0))
+
+    def save(self) -> Path:
+        return self.store.save(training_state(self.named, self.optimizer), self.position)
+
+    def due(self, every: Every, step: int) -> bool:
+        """Whether something that happens ``every`` so often happens after ``step`` optimizer steps."""
+        if every == "epoch":
+            return step == self.total_steps or self.order.batch(step).epoch != self.order.batch(step - 1).epoch
+        assert isinstance(every, float)
+        interval = max(round(every * self.total_steps), 1) if every < 1 else round(every)
+        return step % interval == 0
+
+
+def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
+    """Build everything, and continue from the newest whole checkpoint where the run folder has one.
+
+    Args:
+        recipe: resolved: it holds no ``auto``.
+        folder: the run folder.
+    """
+    base = model_folder(recipe.model.path)
+    assert isinstance(recipe.data.max_length, int)
+    data = prepare_data(recipe.data, base, recipe.data.max_length, recipe.train.seed)
+    order = make_order(recipe, data)
+    total = recipe.train.max_steps or order.total_steps(recipe.train.epochs)
+    built = build(recipe, base, world, folder)
+    named = trainable(built.model)
+    store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world)
+    sinks = make_sinks(recipe, folder) if world.is_main else []
+    log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
+    session = Session(
+        recipe, folder, base, world, data, built, named, make_optimizer(recipe, named), order, total, store, log
+    )  # fmt: skip
+    _resume(session)
+    return session
+
+
+def make_order(recipe: Recipe, data: PreparedData) -> Order:
+    packed = recipe.data.max_length if recipe.data.packing else None
+    assert packed is None or isinstance(packed, int)
+    weights = [entry.weight for entry in recipe.data.train]
+    return Order(data.train, weights, recipe.train.batch_size, packed, recipe.train.seed)
+
+
+def _resume(session: Session) -> None:
+    newest = session.world.broadcast(session.store.newest() if session.world.is_main else None)
+    if newest is None:
+        return
+    assert isinstance(newest, Path)
+    session.position = session.store.load(newest, training_state(session.named, session.optimizer))
+    session.log.write("resume", step=session.position.step, checkpoint=newest.name)
