@@ -15,7 +15,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _rank_main(rank: int, size: int, port: int, function: Callable[..., Any], args: tuple[Any, ...], queue: Any) -> None:
+def _rank_main(
+    rank: int, size: int, port: int, device: str, function: Callable[..., Any], args: tuple[Any, ...], queue: Any
+) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     import torch
@@ -24,7 +26,7 @@ def _rank_main(rank: int, size: int, port: int, function: Callable[..., Any], ar
 
     torch.set_num_threads(1)
     try:
-        world = join("cpu", 30)
+        world = join(device, 30)
         queue.put((rank, True, function(world, *args)))
         leave()
     except BaseException:
@@ -32,14 +34,14 @@ def _rank_main(rank: int, size: int, port: int, function: Callable[..., Any], ar
         raise
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, timeout: float = 240) -> list[Any]:
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, device: str = "cpu", timeout: float = 240) -> list[Any]:
     """``function(world, *args)`` on ``size`` fresh processes; what each returned, by rank."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     queue, port = context.Queue(), free_port()
     processes = [
-        context.Process(target=_rank_main, args=(rank, size, port, function, args, queue)) for rank in range(size)
+        context.Process(target=_rank_main, args=(rank, size, port, device, function, args, queue)) for rank in range(size)
     ]
     for process in processes:
         process.start()

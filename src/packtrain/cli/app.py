@@ -99,18 +99,18 @@ def data(
     overrides: Overrides = None,
     rows: Annotated[int, typer.Option(min=0, help="Rows to show with their label masks.")] = 2,
     as_json: AsJson = False,
-) -> int | None:
+) -> None:
     """Show what a recipe's data becomes.
 
     Rows kept and dropped, lengths, label masks, packing.
     """
     from packtrain.cli.data import show_data
 
-    return show_data(recipe, overrides or [], rows, as_json)
+    show_data(recipe, overrides or [], rows, as_json)
 
 
 @app.command()
-def demo() -> int | None:
+def demo() -> int:
     """Fine-tune a 135M model that ships with it.
 
     Dialogues to summarise, two processes, and what it learned.
@@ -125,7 +125,7 @@ def evaluate(
     target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run's name or a model folder.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
-) -> int | None:
+) -> int:
     """Evaluate a run or a model: loss, perplexity and ROUGE."""
     from packtrain.cli.evaluate import run_eval
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from packtrain.data.report import DatasetReport, LengthReport
 
 LARGEST_AUTO_LENGTH = 4096
-REASONS_SHOWN, PLACES_SHOWN = 8, 3
+DROPPED_SHOWN = 10
 
 
 def show_data(recipe_path: str, overrides: Sequence[str], rows: int = 3, json: bool = False) -> None:
@@ -79,34 +79,41 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 
 
 def _datasets_table(report: DataReport) -> Any:
-    columns = ["data set", "for", "rows read", "kept", "dropped", "shortened", "split", "tokens cut"]
+    columns = ["data set", "for", "read", "kept", "dropped", "cut", "split", "tokens cut"]
     rows = [
         [d.name, d.part, d.read, d.kept, d.num_dropped, d.truncated, d.split, d.tokens_cut]
         for d in report.datasets
     ]
-    return _table(f"Data (max_length {report.max_length})", columns, rows)
+    return _table(f"Rows (max_length {report.max_length})", columns, rows)
 
 
 def _lengths_table(report: DataReport) -> Any:
-    parts = [(name, part) for name, part in (("train", report.train), ("eval", report.eval)) if part]
-    columns = ["tokens a row", *parts[0][1].percentiles, "rows", "tokens", "learned", "sequences", "filled"]
-    return _table("Lengths", columns, [[name, *_length_cells(part)] for name, part in parts])
+    parts = {name: part for name, part in (("train", report.train), ("eval", report.eval)) if part}
+    cells = [_length_cells(part) for part in parts.values()]
+    rows = [[name, *(column[name] for column in cells)] for name in cells[0]]
+    return _table("Lengths", ["", *parts], rows)
 
 
-def _length_cells(part: LengthReport) -> list[object]:
-    shares = f"{part.labelled:.1%}", f"{part.efficiency:.1%}"
-    return [*part.percentiles.values(), part.rows, part.tokens, shares[0], part.sequences, shares[1]]
+def _length_cells(part: LengthReport) -> dict[str, object]:
+    return {
+        **{f"tokens a row, {name}": value for name, value in part.percentiles.items()},
+        "rows": part.rows,
+        "tokens": part.tokens,
+        "tokens learned": f"{part.labelled:.1%}",
+        "sequences": part.sequences,
+        "filled (packing efficiency)": f"{part.efficiency:.1%}",
+    }
 
 
 def _dropped(dataset: DatasetReport) -> Iterator[str]:
     if not dataset.num_dropped:
         return
     yield f"{dataset.name}: {dataset.num_dropped} of {dataset.read} rows dropped"
-    for where, reason in dataset.dropped[: REASONS_SHOWN * PLACES_SHOWN]:
+    for where, reason in dataset.dropped[:DROPPED_SHOWN]:
         yield f"  {where}: {reason}"
-    rest = dataset.num_dropped - REASONS_SHOWN * PLACES_SHOWN
-    if rest > 0:
-        yield f"  and {rest} more (--json lists the first 1,000)"
+    if dataset.num_dropped > DROPPED_SHOWN:
+        yield f"  and {dataset.num_dropped - DROPPED_SHOWN} more; --json lists the first 1,000. All by reason:"
+        yield from (f"  {count} x {reason}" for reason, count in dataset.reasons.items())
 
 
 def _print_rows(console: Console, prepared: PreparedData, tokenizer: Any, count: int) -> None:

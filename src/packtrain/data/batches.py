@@ -85,7 +85,7 @@ def collate(rows: TokenRows, sequences: Sequence[np.ndarray], packed: bool, leng
         "label_positions": torch.from_numpy(_joined(positions)),
         "targets": torch.from_numpy(_joined(targets)),
     }
-    if packed:
+    if packed and any(len(ids) > 1 for ids in sequences):  # one row a sequence is plain causal attention
         boundaries = np.array([*starts, shape[0] * length], dtype=np.int32)
         inputs["document_ids"] = torch.from_numpy(document_ids)
         inputs["cu_seqlens"] = torch.from_numpy(boundaries)

@@ -159,16 +159,17 @@ def _csv(path: Path) -> Iterator[Chunk]:
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(1 << 30)
     with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.reader(file, strict=True)
         line = 1
         try:
-            names = reader.fieldnames
+            names = next(reader)
             line = reader.line_num + 1
             for row in reader:
-                if None in row:
-                    what = f"the row has {len(names or ()) + len(row[None])} fields, the header {len(names or ())}"
+                if len(row) > len(names):
+                    what = f"the row has {len(row)} fields, the header {len(names)}"
                     raise UserError(f"{path}:{line}", what, "quote fields that hold commas")
-                yield line, row
+                if row:
+                    yield line, dict(zip(names, row, strict=False))
                 line = reader.line_num + 1
         except csv.Error as error:
             raise UserError(f"{path}:{line}", f"not valid CSV: {error}", "mend that row's quotes") from error

@@ -107,7 +107,7 @@ def _answer_column(seen: dict[str, Any], where: str) -> str:
     for name in ANSWERS:
         if name in seen:
             return name
-    what = f"a `prompt` needs an answer, and none of the columns {', '.join(seen)} is called {', '.join(ANSWERS)}"
+    what = f"none of the columns {', '.join(seen)} is known as the answer ({', '.join(ANSWERS)})"
     raise UserError(where, what, "name the answer's column in `columns: {output: ...}`")
 
 

@@ -11,8 +11,8 @@ from packtrain.data.formats import Chat, RowError
 
 
 class Block(NamedTuple):
-    """A tokenised segment. ``floor``: of a prompt's text, the tokens of the template's own words around the content;
-    None for what may not be cut."""
+    """A tokenised segment. ``floor``: of a prompt's text, the tokens of the template's own words around the
+    content; None for what may not be cut."""
 
     ids: list[int]
     floor: int | None

@@ -10,8 +10,8 @@ IntArray = np.ndarray
 def pack(lengths: IntArray, capacity: int) -> list[IntArray]:
     """First-fit decreasing over rows.
 
-    Rows of equal length are interchangeable, so that a whole length is placed at once: bins in order take as many
-    of them as fit, then new bins open. The result is that of the sequential algorithm with ties in the given order.
+    Rows of equal length are interchangeable, so that a whole length is placed at once: bins in order take
+    as many of them as fit, then new bins open. The result is that of the sequential algorithm, ties in order.
 
     Args:
         lengths: tokens of each row, ``(rows,)``, each from 1 to ``capacity``.

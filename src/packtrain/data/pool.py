@@ -47,13 +47,14 @@ def encode_source(source: Source, job: Job, workers: int) -> Iterator[Encoded]:
     """
     chunks = iter(source.chunks())
     head = list(_until_large(chunks))
-    if not head:
-        return
-    first = tuple(values for _, values in itertools.islice(head[0].numbered(), FIRST_ROWS))
+    numbered = itertools.chain.from_iterable(chunk.numbered() for chunk in head)
+    first = tuple(values for _, values in itertools.islice(numbered, FIRST_ROWS))
     arguments = ReaderArguments(
         source.format, source.columns, source.prompt, source.answer, first, source.name
     )
     rest = next(chunks, None)
+    if not first and rest is None:
+        return
     if rest is None or workers == 1 or job.tokenizer.slow is not None:
         encoder, read = Encoder(job), arguments.reader()
         everything = itertools.chain(head, [rest] if rest else [], chunks)

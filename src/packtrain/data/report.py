@@ -19,7 +19,7 @@ PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 
 @dataclass
 class DatasetReport:
-    """One data set. ``dropped`` lists ``(where, reason)`` of the first 1,000 dropped rows, ``reasons`` counts all.
+    """One data set. ``dropped`` lists ``(where, reason)`` of the first 1,000 dropped, ``reasons`` counts all.
 
     Args:
         part: train or eval.

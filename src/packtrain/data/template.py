@@ -40,8 +40,8 @@ STRIPS: dict[str, Callable[[str], str]] = {
 
 
 class Part(NamedTuple):
-    """A stretch of a rendered chat. ``turn``: the message that it is the answer of, or -1. ``items``: literals,
-    and the indices of contents between them."""
+    """A stretch of a rendered chat. ``turn``: the assistant's message that it belongs to, or -1. ``items``:
+    literals, and the indices of contents between them."""
 
     turn: int
     items: tuple[str | int, ...]
@@ -232,7 +232,7 @@ class ChatTemplate:
     def _answers(
         self, text: str, roles: Roles, contents: Sequence[str], found: list[tuple[int, int]]
     ) -> tuple[list[tuple[int, int, int]], bool]:
-        """``(turn, start, stop)`` of each answer and its end of turn, and whether the last one has such an end."""
+        """``(turn, start, stop)`` of each answer with its end of turn, and whether the last has an end."""
         spans, closed, last = [], False, 0
         for turn, role in enumerate(roles):
             if role != "assistant":
@@ -245,8 +245,8 @@ class ChatTemplate:
         return spans, closed
 
     def _start(self, text: str, roles: Roles, contents: Sequence[str], content_start: int) -> int:
-        """Where the model starts to write: after the generation prompt. What the template puts before the content
-        (a space, an empty <think>) is learned, the role's header is not."""
+        """Where the model starts to write: after the generation prompt. What the template puts before the
+        content (a space, an empty <think>) is learned, the role's header is not."""
         prompt = self.render(roles, contents, generate=True) if roles else ""
         shared = _shared(prompt, text[:content_start])
         return content_start if self._special.search(text, shared, content_start) else shared

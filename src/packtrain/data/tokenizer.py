@@ -75,7 +75,8 @@ def load_tokenizer(path: Path | str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=path.is_dir())
     except (OSError, ValueError, ImportError) as error:
-        what = f"the tokenizer could not be loaded: {(str(error).splitlines() or ['unknown cause'])[0].rstrip('.')}"
+        reason = (str(error).splitlines() or ["unknown cause"])[0].rstrip(".")
+        what = f"the tokenizer could not be loaded: {reason}"
         raise UserError(str(path), what, "check model.path and its tokenizer files") from error
 
 

@@ -1,9 +1,9 @@
 """Tokenising text, fast.
 
-Most of the time that the tokenizers library spends on a byte-level BPE goes into its regular expression. Where
-the tokenizer is of that kind, we split with the ``regex`` package and look words up, which more than doubles the
-speed. Each new word is tokenised by the library itself, and a share of all texts is compared with it; where the
-two differ, the library does everything.
+Most of the time that the tokenizers library spends on a byte-level BPE goes into its regular expression.
+Where the tokenizer is of that kind, we split with the ``regex`` package and look words up, which more than
+doubles the speed. Each new word is tokenised by the library itself, and a share of all texts is compared with
+it; where the two differ, the library does everything.
 """
 
 from __future__ import annotations

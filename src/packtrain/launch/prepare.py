@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 from packtrain.config import Recipe, dump_recipe
 from packtrain.launch.folder import RunFolder, write_text
@@ -31,7 +33,37 @@ def prepare(recipe: Recipe) -> None:
 
     folder = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
-    prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed)
+    shown = _RowCount(sys.stderr)
+    prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed, shown)
+    shown.close()
+
+
+class _RowCount:
+    """One line with the rows prepared so far: redrawn on a terminal, every ten seconds in a log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.seconds = 0.2 if stream.isatty() else 10.0
+        self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if now - self.last >= self.seconds:
+            self.last = now
+            text = (
+                f"preparing the data: {done:,} of {total:,} rows"
+                if total
+                else f"preparing the data: {done:,} rows"
+            )
+            print(f"\r{text}" if self.stream.isatty() else text, end=self._end, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        if self.stream.isatty():
+            print("\r\x1b[K", end="", file=self.stream, flush=True)
+
+    @property
+    def _end(self) -> str:
+        return "" if self.stream.isatty() else "\n"
 
 
 def create(recipe: Recipe, asked: Recipe) -> RunFolder:

@@ -123,8 +123,7 @@ def describe(event: Event) -> str:
     kind = event["event"]
     if kind == "start":
         trainable = f"{_short(event['trainable'])} of {_short(event['parameters'])} parameters"
-        processes = "1 process" if event["world_size"] == 1 else f"{event['world_size']} processes"
-        return f"training {trainable}, {event['strategy']} on {processes}, {event['total_steps']} steps"
+        return f"training {trainable}, {event['strategy']}, {event['total_steps']} steps"
     if kind == "eval":
         perplexity = f"  perplexity {event['perplexity']:.2f}" if event.get("perplexity") is not None else ""
         return f"eval at step {event['step']}: loss {event['loss']:.4f}{perplexity}  ({event['rows']} rows)"

@@ -139,6 +139,12 @@ def register() -> None:
     AttentionInterface.register(VARLEN, varlen_attention)
 
 
+def prefer_fast_kernels() -> None:
+    """On Hopper GPUs cuDNN's attention outruns FlashAttention-2, which torch would take first (docs/performance.md)."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
+        torch.backends.cuda.enable_flash_sdp(False)
+
+
 def choose(packing: bool, device: torch.device, config: Any) -> str:
     """The attention for a run: variable-length kernels for packed rows on a GPU, SDPA for everything else."""
     plain = not getattr(config, "sliding_window", None) and not getattr(config, "attn_logit_softcapping", None)

@@ -60,6 +60,7 @@ def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) ->
     files = WeightFiles.open(model_folder)
     config = load_config(model_folder, recipe.model.trust_remote_code)
     compute = DTYPES[recipe.train.precision]
+    attention.prefer_fast_kernels()
     name = attention.choose(recipe.data.packing, world.device, config)
 
     model = meta_model(config, compute, name, recipe.model.trust_remote_code)

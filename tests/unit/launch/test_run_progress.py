@@ -13,7 +13,7 @@ START = {
     "total_steps": 50,
     "parameters": 135_000_000,
     "trainable": 4_884_480,
-    "strategy": "fsdp",
+    "strategy": "FSDP2 over 2 processes",
     "world_size": 2,
 }
 
@@ -36,7 +36,7 @@ def test_plain_lines_are_few(tmp_path: Path) -> None:
     write(path, {"event": "checkpoint", "step": 50, "seconds": 0.52}, {"event": "invented_later"})
     progress.update()
     assert stream.getvalue().splitlines() == [
-        "training 4.9M of 135.0M parameters, fsdp on 2 processes, 50 steps",
+        "training 4.9M of 135.0M parameters, FSDP2 over 2 processes, 50 steps",
         "step 1/50  loss 2.5000  1,234 tokens/s",
         "step 21/50  loss 2.5000  1,234 tokens/s",
         "step 41/50  loss 2.5000  1,234 tokens/s",

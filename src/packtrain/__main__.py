@@ -1,0 +1,5 @@
+"""``python -m packtrain``."""
+
+from packtrain.cli.app import main
+
+main()

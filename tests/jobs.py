@@ -1,0 +1,46 @@
+"""What the processes of a test do: functions for ``tests.ranks.run_ranks``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from packtrain.config import build_recipe
+from packtrain.parallel.world import World
+
+
+class NeverStop:
+    set = False
+
+
+def open_job(world: World, recipe: dict[str, Any], folder: str | None = None) -> Any:
+    """A session on a recipe given as a mapping, in a run folder that all ranks share."""
+    from packtrain.train.session import open_session
+
+    shared = world.broadcast(folder or (tempfile.mkdtemp() if world.is_main else None))
+    return open_session(build_recipe(recipe), Path(str(shared)), world)
+
+
+def train_recipe(world: World, recipe: dict[str, Any]) -> tuple[list[tuple[float, float]], float | None]:
+    """(loss, gradient norm) of each step, and the evaluation loss after them."""
+    from packtrain.train.evaluation import evaluate
+    from packtrain.train.loop import prefetched, train_step
+
+    session = open_job(world, recipe)
+    session.built.model.train()
+    steps = []
+    for prepared in prefetched(session):
+        result = train_step(session, prepared, NeverStop())
+        steps.append((result.loss, result.grad_norm))
+    found = evaluate(session)
+    return steps, found.loss if found else None
+
+
+def steps_of(world: World, recipe: dict[str, Any]) -> list[tuple[float, float]]:
+    return train_recipe(world, recipe)[0]
+
+
+def train_recipes(world: World, recipes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Several recipes one after the other in the same processes: starting them costs more than training."""
+    return {name: train_recipe(world, recipe) for name, recipe in recipes.items()}
