@@ -112,7 +112,7 @@ def _dropped(dataset: DatasetReport) -> Iterator[str]:
     for where, reason in dataset.dropped[:DROPPED_SHOWN]:
         yield f"  {where}: {reason}"
     if dataset.num_dropped > DROPPED_SHOWN:
-        yield f"  and {dataset.num_dropped - DROPPED_SHOWN} more; --json lists the first 1,000. All by reason:"
+        yield f"  and {dataset.num_dropped - DROPPED_SHOWN} more (--json lists 1,000). All by reason:"
         yield from (f"  {count} x {reason}" for reason, count in dataset.reasons.items())
 
 

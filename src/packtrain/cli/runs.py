@@ -65,7 +65,9 @@ def show(name: Name, folder: Folder = "runs", as_json: AsJson = False) -> None:
         if kind not in ("step", "start") and (line := describe(event)):
             print(line)
     if status.error:
-        print(f"rank {status.error['rank']}: {status.error['message']}")
+        rank, message = status.error["rank"], status.error["message"]
+        who = f"rank {rank} failed: " if rank >= 0 else "the supervisor failed: "
+        print(message if message.startswith("rank ") else who + message)
     for path in (*sorted(run.checkpoints.glob("step-*")), run.final):
         if path.is_dir() and path.suffix != ".tmp":
             print(path)

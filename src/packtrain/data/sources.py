@@ -49,7 +49,7 @@ def find_source(dataset: Dataset, default_format: FormatName = "auto", tokenizer
     Raises:
         UserError: nothing of that name exists, or it cannot be opened.
     """
-    known = REGISTERED.get(dataset.path) if not Path(dataset.path).exists() else None
+    known = None if Path(dataset.path).is_file() else REGISTERED.get(dataset.path)
     files, fingerprint, chunks = _locate(dataset, known, tokenizer)
     format_name = dataset.format if dataset.format != "auto" else default_format
     if known and dataset.format == "auto":

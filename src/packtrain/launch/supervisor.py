@@ -191,7 +191,8 @@ class _Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         # Under nohup SIGHUP is ignored from the start, and stays so.
-        numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in _STOP_SIGNALS if not (nohup and number == signal.SIGHUP)]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_HEAD_BYTES = 4 * 1024
 _TAIL_BYTES = 64 * 1024
 
 
@@ -39,15 +40,16 @@ def read_events(path: Path) -> list[Event]:
 
 
 def last_events(path: Path) -> dict[str, Event]:
-    """The newest event of each kind near the file's end, without reading a long file from its start."""
+    """The newest event of each kind, from both ends of a file that may be long: `start` is at its head."""
     if not path.exists():
         return {}
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        start = max(0, size - _TAIL_BYTES)
+        start = max(0, file.seek(0, 2) - _TAIL_BYTES)
+        file.seek(0)
+        lines = file.read(min(start, _HEAD_BYTES)).splitlines()[:-1]
         file.seek(start)
-        lines = file.read().splitlines()
-    events, _ = _parse(lines[1:] if start else lines)
+        tail = file.read().splitlines()
+    events, _ = _parse(lines + (tail[1:] if start else tail))
     return {event["event"]: event for event in events}
 
 

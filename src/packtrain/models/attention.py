@@ -124,7 +124,9 @@ def varlen_attention(
     groups = heads // key.shape[1]
     if groups > 1:  # the grouped form of the kernel came after torch 2.11
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    q, k, v = (t.transpose(1, 2).reshape(batch * seq, heads, head_dim) for t in (query, key, value))
+    # Rotary tables and norms may have widened them under autocast; SDPA narrows them by itself.
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+    q, k, v = (t.transpose(1, 2).reshape(batch * seq, heads, head_dim).to(dtype) for t in (query, key, value))
     out = varlen_attn(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(-1, 0)
     )  # fmt: skip

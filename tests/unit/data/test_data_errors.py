@@ -136,12 +136,12 @@ def test_template_that_refuses_system(
     write: Callable[..., Path], prepare: Prepare, tmp_path: Path, make_tokenizer: Callable[..., Any]
 ) -> None:
     template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
         "{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"
     )
     make_tokenizer(tmp_path / "m", template)
     path = write([chat("ua", "ab"), chat("sx", "ua", "ab")])
-    match = r"rows\.jsonl:2: the chat template refuses the role 'system': System role not supported; fold"
+    match = r"rows\.jsonl:2: the chat template refuses the role 'system': No system role; fold"
     with pytest.raises(UserError, match=match):
         prepare(path, folder=tmp_path / "m")
 

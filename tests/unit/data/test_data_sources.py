@@ -129,7 +129,8 @@ def test_hub(prepare: Prepare, model: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 COOKBOOK = """
 def get_custom_dataset(dataset_config, tokenizer, split):
-    assert dataset_config.train_split == "train" and dataset_config.file.endswith("custom.py:get_custom_dataset")
+    assert dataset_config.train_split == "train"
+    assert dataset_config.file.endswith("custom.py:get_custom_dataset")
     ids = tokenizer.encode(split, add_special_tokens=False)
     labels = [-100, -100] + ids[2:]
     return [dict(input_ids=ids, labels=labels, attention_mask=[1] * len(ids)), dict(input_ids=ids)]

@@ -133,7 +133,7 @@ def test_runs_list_show_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert app.run(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["loss"] == 1.25
     assert app.run(["runs", "show", "first"]) == 0
-    assert "rank 1: ValueError: x" in capsys.readouterr().out
+    assert "rank 1 failed: ValueError: x" in capsys.readouterr().out
     assert app.run(["runs", "show", "first", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["error"]["rank"] == 1
     assert app.run(["runs", "logs", "first"]) == 0

@@ -56,6 +56,8 @@ def test_from_end_shows_only_what_comes(tmp_path: Path) -> None:
 def test_last_events_of_a_long_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     assert last_events(path) == {}
-    path.write_text("".join(line(step) for step in range(5000)) + '{"event": "step", "st')
+    start = '{"event": "start", "total_steps": 5000}\n'
+    path.write_text(start + "".join(line(step) for step in range(5000)) + '{"event": "step", "st')
     assert last_events(path)["step"]["step"] == 4999
-    assert len(read_events(path)) == 5000
+    assert last_events(path)["start"]["total_steps"] == 5000
+    assert len(read_events(path)) == 5001
