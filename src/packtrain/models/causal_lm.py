@@ -19,13 +19,15 @@ class CausalLMWithLoss(nn.Module):
         model: what is saved in the end: the transformers model, or the peft model around it.
         plan: where the transformers model keeps its parts.
         attention: the name of the attention function the model's config was given.
+        compiled: compile the arithmetic of the loss.
     """
 
-    def __init__(self, model: nn.Module, plan: ModelPlan, attention: str) -> None:
+    def __init__(self, model: nn.Module, plan: ModelPlan, attention: str, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self.plan = plan
         self.attention = attention
+        self.compiled = compiled
         self.transform = LogitTransform(plan.logit_scale, plan.logit_softcap)
 
     @property
@@ -69,7 +71,7 @@ class CausalLMWithLoss(nn.Module):
         with torch.autocast(kind, enabled=False):
             if per_token:
                 return token_losses(hidden, weight, bias, targets, self.transform)  # type: ignore[arg-type]
-            return SummedLoss.apply(hidden, weight, bias, targets, self.transform)
+            return SummedLoss.apply(hidden, weight, bias, targets, self.transform, self.compiled)
 
     def _decode(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor | None,
                 cu_seqlens: torch.Tensor | None, max_seqlen: int | None) -> torch.Tensor:  # fmt: skip

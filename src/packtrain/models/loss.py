@@ -7,6 +7,8 @@ arrives in the backward pass (the form used by Liger-Kernel's fused linear cross
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +62,16 @@ def _like(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor | No
 
 
 class SummedLoss(torch.autograd.Function):
-    """Sum of the cross entropy over labelled tokens: ``SummedLoss.apply(hidden, weight, bias, targets, transform)``.
+    """Sum of the cross entropy over labelled tokens.
 
-    Shapes as in ``token_losses``; returns a float32 scalar. No labelled token gives zero, with zero gradients.
+    ``SummedLoss.apply(hidden, weight, bias, targets, transform, compiled)``, shapes as in ``token_losses``; returns
+    a float32 scalar. No labelled token gives zero, with zero gradients.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
-                transform: LogitTransform, chunk: int = CHUNK) -> torch.Tensor:  # fmt: skip
+                transform: LogitTransform, compiled: bool = False, chunk: int = CHUNK) -> torch.Tensor:  # fmt: skip
+        one_chunk = _compiled() if compiled else _loss_and_gradient
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
@@ -76,7 +80,7 @@ class SummedLoss(torch.autograd.Function):
         narrow, bias = weight.to(hidden.dtype), _like(bias, hidden)
         for start in range(0, targets.shape[0], chunk):
             part = slice(start, start + chunk)
-            loss, grad_logits = _loss_and_gradient(hidden[part], narrow, bias, targets[part], transform)
+            loss, grad_logits = one_chunk(hidden[part], narrow, bias, targets[part], transform)
             total += loss
             if grad_hidden is not None:
                 grad_hidden[part] = grad_logits @ narrow
@@ -99,7 +103,14 @@ class SummedLoss(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """One kernel for what is done to the logits between two matrix products."""
+    return torch.compile(_loss_and_gradient)
 
 
 def _loss_and_gradient(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,

@@ -67,8 +67,9 @@ def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) ->
     plan = find_plan(model, config)
     trained = add_method(model, plan, recipe, base_name(recipe, model_folder))
     widen_trained(trained, DTYPES[recipe.train.master_weights])
-    wrapped = CausalLMWithLoss(trained, plan, name)
-    num_recomputed = prepare_blocks(wrapped.blocks(), recipe.parallel.recompute, recipe.parallel.compile is True)
+    compiled = recipe.parallel.compile is True
+    wrapped = CausalLMWithLoss(trained, plan, name, compiled)
+    num_recomputed = prepare_blocks(wrapped.blocks(), recipe.parallel.recompute, compiled)
 
     strategy = make_strategy(recipe.parallel, world, compute)
     strategy.shard(wrapped)
