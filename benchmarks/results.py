@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -12,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_name("results.csv")
-FIELDS = ["date", "benchmark", "tool", "metric", "value", "unit", "hardware", "versions", "commit", "configuration", "command"]
+FIELDS = [
+    "date",
+    "benchmark",
+    "tool",
+    "metric",
+    "value",
+    "unit",
+    "hardware",
+    "versions",
+    "commit",
+    "configuration",
+    "command",
+]
 
 
 def hardware() -> str:
@@ -21,9 +34,8 @@ def hardware() -> str:
 
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    import os
-
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
@@ -38,7 +50,9 @@ def versions(names: tuple[str, ...] = ("torch", "transformers", "peft")) -> str:
 
 
 def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=FILE.parent)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=FILE.parent
+    )
     return done.stdout.strip() or "unknown"
 
 

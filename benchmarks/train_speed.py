@@ -39,12 +39,24 @@ def run(args: argparse.Namespace) -> dict:
     work = Path(tempfile.mkdtemp(prefix="speed"))
     vocabulary = json.loads((args.model / "config.json").read_text())["vocab_size"]
     write_rows(work / "rows.py", args.count, args.rows, vocabulary)
-    (work / "speed.yaml").write_text(yaml.safe_dump(recipe(args.model, f"{work}/rows.py:rows", args.length, args.steps)))
-    command = [sys.executable, "-m", "packtrain", "train", str(work / "speed.yaml"), f"output.folder={work}/runs", "output.name=run"]
+    (work / "speed.yaml").write_text(
+        yaml.safe_dump(recipe(args.model, f"{work}/rows.py:rows", args.length, args.steps))
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "packtrain",
+        "train",
+        str(work / "speed.yaml"),
+        f"output.folder={work}/runs",
+        "output.name=run",
+    ]
     done = subprocess.run([*command, *args.overrides], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(args.overrides)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-    events = [json.loads(line) for line in open(work / "runs/run/events.jsonl")]
+        raise SystemExit(
+            f"{' '.join(args.overrides)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        )
+    events = [json.loads(line) for line in (work / "runs/run/events.jsonl").read_text().splitlines()]
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"][WARMUP:]
     resolved = yaml.safe_load((work / "runs/run/recipe.yaml").read_text())
@@ -79,8 +91,13 @@ def main() -> None:
             "throughput": (found["tokens_per_second_per_gpu"], "tokens/s per GPU"),
             "peak memory": (found["peak_gib"], "GiB"),
         }
-        configuration = {k: found[k] for k in ("micro_batch_size", "recompute", "strategy")} | {"overrides": args.overrides, "rows": args.rows}
-        results.add(args.save, "packtrain", metrics, configuration, "python benchmarks/train_speed.py " + " ".join(sys.argv[1:]))
+        configuration = {k: found[k] for k in ("micro_batch_size", "recompute", "strategy")} | {
+            "overrides": args.overrides,
+            "rows": args.rows,
+        }
+        results.add(
+            args.save, "packtrain", metrics, configuration, "python benchmarks/train_speed.py " + " ".join(sys.argv[1:])
+        )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -34,21 +36,40 @@ def _rank_main(
         raise
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any, device: str = "cpu", timeout: float = 240) -> list[Any]:
+def _next_result(queue: Any, processes: list[Any], timeout: float) -> tuple[int, bool, Any]:
+    """The next rank's result; a rank that died by a signal sends none, and is one."""
+    import queue as queues
+
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return queue.get(timeout=0.2)
+        except queues.Empty:
+            for rank, process in enumerate(processes):
+                if process.exitcode is not None and process.exitcode < 0:
+                    return rank, False, f"ended by {signal.Signals(-process.exitcode).name}"
+            if time.monotonic() > end:
+                raise TimeoutError(f"no result within {timeout} s") from None
+
+
+def run_ranks(
+    size: int, function: Callable[..., Any], *args: Any, device: str = "cpu", timeout: float = 240
+) -> list[Any]:
     """``function(world, *args)`` on ``size`` fresh processes; what each returned, by rank."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
     queue, port = context.Queue(), free_port()
     processes = [
-        context.Process(target=_rank_main, args=(rank, size, port, device, function, args, queue)) for rank in range(size)
+        context.Process(target=_rank_main, args=(rank, size, port, device, function, args, queue))
+        for rank in range(size)
     ]
     for process in processes:
         process.start()
     results: dict[int, Any] = {}
     try:
         for _ in range(size):
-            rank, done, value = queue.get(timeout=timeout)
+            rank, done, value = _next_result(queue, processes, timeout)
             assert done, f"rank {rank} failed:\n{value}"
             results[rank] = value
     finally:

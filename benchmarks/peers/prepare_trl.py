@@ -29,9 +29,16 @@ def main() -> None:
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size))
     config = SFTConfig(
-        str(args.cache / "output"), max_length=args.length, packing=True, packing_strategy="bfd",
-        completion_only_loss=True, dataset_num_proc=args.workers or None, report_to="none", bf16=False, use_cpu=True,
-    )  # fmt: skip
+        str(args.cache / "output"),
+        max_length=args.length,
+        packing=True,
+        packing_strategy="bfd",
+        completion_only_loss=True,
+        dataset_num_proc=args.workers or None,
+        report_to="none",
+        bf16=False,
+        use_cpu=True,
+    )
     start = time.perf_counter()
     rows = datasets.load_dataset("json", data_files=str(args.rows), split="train")
     loading = time.perf_counter() - start

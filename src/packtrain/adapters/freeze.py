@@ -42,7 +42,9 @@ def _under(name: str, prefixes: list[str]) -> bool:
 def _check_first(count: int, plan: ModelPlan) -> None:
     if not 0 < count <= plan.num_blocks:
         raise UserError(
-            "method.freeze_first", f"{count} of {plan.num_blocks} blocks", f"give 1 to {plan.num_blocks}, or name method.trainable"
+            "method.freeze_first",
+            f"{count} of {plan.num_blocks} blocks",
+            f"give 1 to {plan.num_blocks}, or name method.trainable",
         )
 
 
@@ -53,8 +55,14 @@ def _prefixes(name: str, plan: ModelPlan) -> list[str]:
         return [str(parts[name])]
     match = _BLOCKS.match(name)
     if match is None:
-        raise UserError("method.trainable", f"'{name}' is no part of the model", "give embedding, norm, head, blocks.N or blocks.N-M")
+        raise UserError(
+            "method.trainable",
+            f"'{name}' is no part of the model",
+            "give embedding, norm, head, blocks.N or blocks.N-M",
+        )
     first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < plan.num_blocks:
-        raise UserError("method.trainable", f"'{name}' of {plan.num_blocks} blocks", f"blocks go from 0 to {plan.num_blocks - 1}")
+        raise UserError(
+            "method.trainable", f"'{name}' of {plan.num_blocks} blocks", f"blocks go from 0 to {plan.num_blocks - 1}"
+        )
     return plan.block_names()[first : last + 1]

@@ -41,7 +41,7 @@ def add_lora(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str
         bias="none",
         task_type="CAUSAL_LM",
     )
-    model.name_or_path = base  # type: ignore[assignment] - peft takes the base model's name from here
+    vars(model)["name_or_path"] = base  # where peft looks for the base model's name
     with torch.device("meta"):
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 

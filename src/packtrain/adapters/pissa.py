@@ -53,7 +53,11 @@ class PissaStart:
     def save(self, file: Path) -> None:
         from safetensors.torch import save_file
 
-        tensors = {f"{key}.{side}": t.contiguous() for key, pair in self.factors.items() for side, t in zip("AB", pair, strict=True)}
+        tensors = {
+            f"{key}.{side}": t.contiguous()
+            for key, pair in self.factors.items()
+            for side, t in zip("AB", pair, strict=True)
+        }
         temporary = file.with_suffix(".tmp")
         save_file(tensors, temporary)
         os.replace(temporary, file)
@@ -72,7 +76,9 @@ def scaling(method: MethodSection) -> float:
     return method.alpha / (method.rank**0.5 if method.rslora else method.rank)
 
 
-def pissa_start(model: nn.Module, files: WeightFiles, decoder: str, method: MethodSection, world: World, file: Path) -> PissaStart:
+def pissa_start(
+    model: nn.Module, files: WeightFiles, decoder: str, method: MethodSection, world: World, file: Path
+) -> PissaStart:
     """The start, read from ``file`` where a run is resumed, else computed (each rank a share) and written there."""
     if not file.exists():
         start = _compute(model, files, decoder, method, world)

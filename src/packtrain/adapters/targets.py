@@ -33,6 +33,8 @@ def find_targets(model: nn.Module, plan: ModelPlan, wanted: str | list[str]) -> 
         found += matches
     if plan.head in found and plan.tied:
         raise UserError(
-            "method.targets", f"'{plan.head}' shares its weight with the embedding", "leave it out: merging would change both"
+            "method.targets",
+            f"'{plan.head}' shares its weight with the embedding",
+            "leave it out: merging would change both",
         )
     return list(dict.fromkeys(found))

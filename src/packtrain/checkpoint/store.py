@@ -50,7 +50,8 @@ class CheckpointStore:
         final = self.folder / f"step-{position.step}"
         temporary = final.with_name(final.name + ".tmp")
         if self.world.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for unfinished in self.folder.glob("*.tmp"):  # of a save or a removal that was killed
+                shutil.rmtree(unfinished)
             temporary.mkdir(parents=True)
         self.world.barrier()
         dcp.save(state, storage_writer=dcp.FileSystemWriter(temporary))
@@ -68,7 +69,9 @@ class CheckpointStore:
         """Whole checkpoints by step, unverified."""
         if not self.folder.is_dir():
             return []
-        found = [(int(m[1]), p) for p in self.folder.iterdir() if (m := _NAME.match(p.name)) and (p / MANIFEST).is_file()]
+        found = [
+            (int(m[1]), p) for p in self.folder.iterdir() if (m := _NAME.match(p.name)) and (p / MANIFEST).is_file()
+        ]
         return [path for _, path in sorted(found)]
 
     def load(self, path: Path, state: dict[str, torch.Tensor]) -> Position:
@@ -76,7 +79,11 @@ class CheckpointStore:
         manifest = read_manifest(path)
         missing = sorted(set(state) ^ set(manifest["keys"]))
         if missing:
-            raise UserError(str(path), f"holds other tensors than this recipe trains (first: {missing[0]})", "resume with the run's own recipe")
+            raise UserError(
+                str(path),
+                f"holds other tensors than this recipe trains (first: {missing[0]})",
+                "resume with the run's own recipe",
+            )
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
         return Position(**manifest["position"])
 
@@ -84,7 +91,9 @@ class CheckpointStore:
         """Sizes and hashes of all files, each rank hashing a share of them."""
         self.world.barrier()  # .metadata is written last, by one rank
         files = sorted(p for p in folder.iterdir() if p.is_file())
-        mine = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in files[self.world.rank :: self.world.size]}
+        mine = {
+            p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in files[self.world.rank :: self.world.size]
+        }
         merged: dict[str, dict[str, Any]] = {}
         for part in self.world.gather(mine):
             merged.update(part)  # type: ignore[call-overload]
@@ -123,7 +132,8 @@ def faults(path: Path) -> str | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    return json.loads((path / MANIFEST).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    return manifest
 
 
 def sha256(file: Path) -> str:

@@ -81,8 +81,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 def _datasets_table(report: DataReport) -> Any:
     columns = ["data set", "for", "read", "kept", "dropped", "cut", "split", "tokens cut"]
     rows = [
-        [d.name, d.part, d.read, d.kept, d.num_dropped, d.truncated, d.split, d.tokens_cut]
-        for d in report.datasets
+        [d.name, d.part, d.read, d.kept, d.num_dropped, d.truncated, d.split, d.tokens_cut] for d in report.datasets
     ]
     return _table(f"Rows (max_length {report.max_length})", columns, rows)
 

@@ -22,7 +22,9 @@ _SHOWN = 3
 def run_demo() -> int:
     """Summaries before, two processes of LoRA under FSDP2, summaries after. Returns the exit status."""
     console = Console()
-    console.print("[bold]Packtrain demo[/]: SmolLM2-135M learns to summarise messenger dialogues. About five minutes on two cores.\n")
+    console.print(
+        "[bold]Packtrain demo[/]: SmolLM2-135M learns to summarise messenger dialogues, in minutes, on two cores.\n"
+    )
     with as_file(files("packtrain") / "recipes" / "demo.yaml") as path:
         asked = named(load_recipe(path), path)
         recipe, _ = resolve(asked)

@@ -57,6 +57,10 @@ def _show(name: str, results: dict[str, dict[str, Any]]) -> None:
     for column in ("loss", "perplexity", "rouge1", "rouge2", "rougeL"):
         table.add_column(column, justify="right")
     for label, values in results.items():
-        numbers = [f"{values['loss']:.4f}", f"{values['perplexity']:.2f}", *(f"{values[k]:.1f}" for k in ("rouge1", "rouge2", "rougeL"))]
+        numbers = [
+            f"{values['loss']:.4f}",
+            f"{values['perplexity']:.2f}",
+            *(f"{values[k]:.1f}" for k in ("rouge1", "rouge2", "rougeL")),
+        ]
         table.add_row(label, *numbers)
     Console().print(table)

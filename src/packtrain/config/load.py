@@ -25,13 +25,13 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int | float | bool | None):
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
         if key in seen:
             raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
         seen.add(key)
-    return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}  # type: ignore[no-untyped-call]
+    return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -46,7 +46,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     text = read_text(path)
     try:
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        values = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}:{line}", f"not valid YAML: {error.problem}", "mend that line") from error
@@ -92,7 +92,7 @@ def _apply_override(values: dict[str, Any], word: str) -> Location:
     if not equals or not key:
         raise UserError(word, "not of the form key.path=value", "write it like train.epochs=1")
     try:
-        value = yaml.load(raw, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(raw, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(word, "the value is not valid YAML", "put it in quotes") from error
     location = tuple(key.split("."))
@@ -156,7 +156,7 @@ def _real_location(fault: ErrorDetails, values: Any) -> Location:
     location: list[str | int] = []
     node: Any = values
     for part in fault["loc"]:
-        if isinstance(node, dict) and (part in node or fault["type"] == "missing" and part == fault["loc"][-1]):
+        if isinstance(node, dict) and (part in node or (fault["type"] == "missing" and part == fault["loc"][-1])):
             node = node.get(part)
         elif isinstance(node, list) and isinstance(part, int):
             node = node[part] if part < len(node) else None

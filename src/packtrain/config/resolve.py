@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 
@@ -43,7 +45,7 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
         parallel.compile = facts.device == "cuda"
 
 
-def _strategy(recipe: Recipe, facts: Facts) -> str:
+def _strategy(recipe: Recipe, facts: Facts) -> Literal["single", "ddp", "fsdp"]:
     """A copy each where the whole model leaves half of the memory free: adapters cost little to average."""
     if facts.processes == 1:
         return "single"

@@ -41,7 +41,10 @@ def _cuda_absent(recipe: Recipe, facts: Facts) -> Broken:
 
 def _too_many_processes(recipe: Recipe, facts: Facts) -> Broken:
     if facts.device == "cuda" and facts.processes > facts.num_gpus:
-        return f"{facts.processes} processes for {facts.num_gpus} GPUs", f"set launch.processes to at most {facts.num_gpus}"
+        return (
+            f"{facts.processes} processes for {facts.num_gpus} GPUs",
+            f"set launch.processes to at most {facts.num_gpus}",
+        )
     return None
 
 
@@ -63,7 +66,10 @@ def _shard_size_divides(recipe: Recipe, facts: Facts) -> Broken:
 
 def _shard_size_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
     if recipe.parallel.shard_size != "auto" and recipe.parallel.strategy in ("single", "ddp"):
-        return f"shard_size {recipe.parallel.shard_size} with strategy {recipe.parallel.strategy}", "set parallel.strategy to fsdp"
+        return (
+            f"shard_size {recipe.parallel.shard_size} with strategy {recipe.parallel.strategy}",
+            "set parallel.strategy to fsdp",
+        )
     return None
 
 
@@ -111,7 +117,10 @@ def _pissa_dora(recipe: Recipe, facts: Facts) -> Broken:
 def _micro_batch(recipe: Recipe, facts: Facts) -> Broken:
     micro, batch = recipe.train.micro_batch_size, recipe.train.batch_size
     if micro != "auto" and micro > batch:
-        return f"micro-batches of {micro} rows in batches of {batch}", "lower train.micro_batch_size or raise train.batch_size"
+        return (
+            f"micro-batches of {micro} rows in batches of {batch}",
+            "lower train.micro_batch_size or raise train.batch_size",
+        )
     return None
 
 
@@ -119,14 +128,20 @@ def _idle_ranks(recipe: Recipe, facts: Facts) -> Broken:
     batch = recipe.train.batch_size
     if batch % facts.processes:
         whole = -(-batch // facts.processes) * facts.processes
-        return f"batches of {batch} rows on {facts.processes} processes leave some idle in each step", f"set train.batch_size to {whole}"
+        return (
+            f"batches of {batch} rows on {facts.processes} processes leave some idle in each step",
+            f"set train.batch_size to {whole}",
+        )
     return None
 
 
 def _too_long(recipe: Recipe, facts: Facts) -> Broken:
     length, limit = recipe.data.max_length, facts.model.max_length
     if length != "auto" and limit is not None and length > limit:
-        return f"max_length {length} is past the {limit} positions of the model", f"set data.max_length to {limit} or less"
+        return (
+            f"max_length {length} is past the {limit} positions of the model",
+            f"set data.max_length to {limit} or less",
+        )
     return None
 
 

@@ -47,7 +47,7 @@ class Dataset(Section):
     path: str = Field(description="A registered name, a file, a hub id, or `file.py:function`.")
     split: str | None = Field(None, description="The split of a registered name, hub data set or function.")
     format: FormatName = Field("auto", description="How a row is read; `auto` looks at its columns.")
-    columns: Columns = Field(default_factory=lambda: Columns(), description="Own column names.")
+    columns: Columns = Field(default_factory=Columns, description="Own column names.")
     prompt: str | None = Field(
         None, description="A template such as `Summarise:\\n{dialogue}` that builds the user's turn from columns."
     )
@@ -69,21 +69,24 @@ DatasetList = Annotated[list[DatasetEntry], BeforeValidator(_datasets), Field(mi
 
 
 class DataSection(Section):
-    train: DatasetList = Field(description="What to learn from: a registered name, a file, a hub id or file.py:function.")
+    train: DatasetList = Field(
+        description="What to learn from: a registered name, a file, a hub id or file.py:function."
+    )
     eval: Annotated[float, Field(ge=0.0, lt=1.0)] | DatasetList = Field(
         0.05, description="A share of the train rows held out (0: no evaluation), or data sets as in `train`."
     )
     format: FormatName = Field("auto", description="How rows are read where a data set does not say.")
     template: str = Field(
         "auto",
-        description="Chat template: `auto` takes the tokenizer's own (`plain` where it has none), `plain`, `chatml`, or a .jinja file.",
+        description="Chat template: `auto` takes the tokenizer's own (`plain` where it has none), `plain`, `chatml`, "
+        "or a .jinja file.",
     )
     max_length: Auto | Annotated[int, Field(ge=8)] = Field(
         "auto", description="Tokens of a row, or of a packed sequence. `auto`: 4096, or the model's own limit if lower."
     )
     overlong: Literal["drop", "truncate_prompt", "split", "error"] = Field(
         "truncate_prompt",
-        description="A row longer than max_length: dropped, its prompt cut in the middle, split into several, or an error.",
+        description="A row longer than max_length: dropped, its prompt cut in the middle, split, or an error.",
     )
     packing: bool = Field(True, description="Join short rows into sequences of max_length that never see each other.")
     train_on: Literal["assistant", "last_assistant", "all"] = Field(
@@ -99,7 +102,8 @@ class MethodSection(Section):
     alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="LoRA alpha; the update is scaled by alpha / rank.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="LoRA dropout.")
     targets: Literal["all_linear"] | list[str] = Field(
-        "all_linear", description="Modules that get LoRA: `all_linear` (every linear in the blocks) or names such as [q_proj, v_proj]."
+        "all_linear",
+        description="`all_linear` (every linear module in the blocks) or names such as [q_proj, v_proj].",
     )
     rslora: bool = Field(False, description="Scale by alpha / sqrt(rank) (rsLoRA).")
     dora: bool = Field(False, description="Weight-decomposed LoRA (DoRA).")
@@ -125,31 +129,39 @@ class ParallelSection(Section):
     )
     recompute: Literal["auto", "none", "selective", "full"] | Share = Field(
         "auto",
-        description="Activation checkpointing: none, selective (keeps matrix products and attention), full, or the share of blocks.",
+        description="Activation checkpointing: none, selective (keeps matrix products), full, or the share of blocks.",
     )
     compile: Auto | bool = Field("auto", description="torch.compile each block. `auto`: on a GPU.")
 
 
 class TrainSection(Section):
-    epochs: Annotated[float, Field(gt=0)] = Field(3.0, description="Passes over the data; ignored where max_steps is given.")
+    epochs: Annotated[float, Field(gt=0)] = Field(
+        3.0, description="Passes over the data; ignored where max_steps is given."
+    )
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps.")
     batch_size: PositiveInt = Field(
-        16, description="Rows (packed: sequences) of one optimizer step over all processes; stays the same on other hardware."
+        16,
+        description="Rows (packed: sequences) of one optimizer step over all processes.",
     )
     micro_batch_size: Auto | PositiveInt = Field("auto", description="Rows of one forward pass on one process.")
     learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="Peak learning rate.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Learning-rate schedule.")
-    warmup: Annotated[float, Field(ge=0)] = Field(0.03, description="Warm-up: a share of the steps below 1, a number of steps from 1 on.")
+    warmup: Annotated[float, Field(ge=0)] = Field(
+        0.03, description="Warm-up: a share of the steps below 1, a number of steps from 1 on."
+    )
     decay: Share = Field(0.2, description="wsd: the share of the steps that decays at the end.")
     min_learning_rate: Share = Field(0.0, description="Where the schedule ends, as a share of the peak.")
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Gradient clipping; null: none.")
     optimizer: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay of matrices; never of norms and biases.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="AdamW weight decay of matrices; never of norms and biases."
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW beta 1.")
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW beta 2.")
     epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon.")
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32."
+        "auto",
+        description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32.",
     )
     master_weights: Literal["fp32", "bf16"] = Field(
         "fp32", description="Storage of trained weights. bf16 halves the memory, and small updates are lost."
@@ -166,10 +178,16 @@ def _every(value: Any) -> Any:
 Every = Annotated[Literal["epoch"] | Annotated[float, Field(gt=0)], BeforeValidator(_every)]
 
 
+Metric = Literal["loss", "perplexity", "rouge"]
+_DEFAULT_METRICS: list[Metric] = ["loss", "perplexity"]
+
+
 class EvaluateSection(Section):
-    every: Every = Field("epoch", description="A share of all steps below 1, steps from 1 on, or `epoch`. The end is always evaluated.")
-    metrics: list[Literal["loss", "perplexity", "rouge"]] = Field(
-        default_factory=lambda: ["loss", "perplexity"],
+    every: Every = Field(
+        "epoch", description="A share of all steps below 1, steps from 1 on, or `epoch`. The end is always evaluated."
+    )
+    metrics: list[Metric] = Field(
+        default_factory=_DEFAULT_METRICS.copy,
         description="loss and perplexity at each evaluation; rouge once, on the finished model.",
     )
     rouge_rows: PositiveInt = Field(50, description="Rows of the evaluation data that are generated for ROUGE.")
@@ -189,14 +207,22 @@ class LogSection(Section):
 
 
 class LaunchSection(Section):
-    processes: Auto | PositiveInt = Field("auto", description="Processes on this machine. `auto`: one per GPU, or one on the CPU.")
+    processes: Auto | PositiveInt = Field(
+        "auto", description="Processes on this machine. `auto`: one per GPU, or one on the CPU."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is a GPU.")
-    timeout: str = Field("10m", pattern=r"^\d+(\.\d+)?(s|m|h)$", description="How long a process waits for the others: 30s, 10m, 1h.")
+    timeout: str = Field(
+        "10m", pattern=r"^\d+(\.\d+)?(s|m|h)$", description="How long a process waits for the others: 30s, 10m, 1h."
+    )
 
 
 class OutputSection(Section):
     folder: str = Field("runs", description="Where run folders are made.")
-    name: str = Field("auto", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="The run's name; `auto` is the recipe's name and the time.")
+    name: str = Field(
+        "auto",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="The run's name; `auto` is the recipe's name and the time.",
+    )
 
 
 class Recipe(Section):

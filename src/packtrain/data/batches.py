@@ -41,7 +41,9 @@ class MicroBatch:
         return MicroBatch(moved, self.row_ids, self.num_tokens)
 
 
-def collate(rows: TokenRows, sequences: Sequence[np.ndarray], packed: bool, length: int | None = None, multiple: int = 8) -> MicroBatch:
+def collate(
+    rows: TokenRows, sequences: Sequence[np.ndarray], packed: bool, length: int | None = None, multiple: int = 8
+) -> MicroBatch:
     """Lay out sequences of rows, padded on the right.
 
     A label sits where its token is predicted: at the position before it. Padding has token 0, positions of its own

@@ -110,9 +110,7 @@ class Drafter:
         if isinstance(example, Text):
             self._is_marked(number, example, out)
             plan = self._planner.text_plan(*example)
-            return Draft(
-                number, example, plan.segments, plan.texts, [], plan.flags(self._job.train_on, 0), True
-            )
+            return Draft(number, example, plan.segments, plan.texts, [], plan.flags(self._job.train_on, 0), True)
         if not example.ids:
             raise RowError("no tokens")
         return _token_draft(number, example)

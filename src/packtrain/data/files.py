@@ -104,17 +104,13 @@ def check_file(path: Path) -> None:
 def missing_file(path: Path) -> UserError:
     """The error for a file that is not there, offering the nearest name in its folder."""
     if not path.parent.is_dir():
-        return UserError(
-            str(path), f"no such file; the folder {path.parent} does not exist", "correct the path"
-        )
+        return UserError(str(path), f"no such file; the folder {path.parent} does not exist", "correct the path")
     close = nearest(path.name, [p.name for p in path.parent.iterdir()])
     mend = f"did you mean {path.parent / close}" if close else "correct the path"
     return UserError(str(path), "no such file", mend)
 
 
-def value_chunks(
-    file: str, rows: Iterable[tuple[int, dict[str, Any]]], unit: str = "row"
-) -> Iterator[ValueChunk]:
+def value_chunks(file: str, rows: Iterable[tuple[int, dict[str, Any]]], unit: str = "row") -> Iterator[ValueChunk]:
     """Numbered rows in chunks of ``CHUNK_ROWS``."""
     rows = iter(rows)
     while part := list(itertools.islice(rows, CHUNK_ROWS)):
@@ -199,9 +195,7 @@ def _bad_line(where: str, line: bytes, error: orjson.JSONDecodeError) -> UserErr
 
 
 def _not_an_object(where: str, value: Any) -> UserError:
-    return UserError(
-        where, f"a row must be an object, this is {_kind(value)}", 'write it as {"column": value}'
-    )
+    return UserError(where, f"a row must be an object, this is {_kind(value)}", 'write it as {"column": value}')
 
 
 def _kind(value: Any) -> str:

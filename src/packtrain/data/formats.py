@@ -79,9 +79,7 @@ def choose_reader(
         return _chat_reader(name, columns, seen)
     if name == "tokens":
         return read_tokens
-    return {"alpaca": _alpaca_reader, "prompt_completion": _completion_reader, "text": _text_reader}[name](
-        columns
-    )
+    return {"alpaca": _alpaca_reader, "prompt_completion": _completion_reader, "text": _text_reader}[name](columns)
 
 
 def _detect(columns: Columns, seen: dict[str, Any], where: str) -> str:
@@ -148,9 +146,7 @@ def _prompt_reader(template: str, answer_column: str) -> Reader:
         answer = values.get(answer_column)
         if isinstance(answer, list) and answer:  # jfleg has several corrections: the first one is learned
             values = {**values, answer_column: answer[0]}
-        user = literals[0] + "".join(
-            [text_of(values, n) + t for n, t in zip(names, literals[1:], strict=True)]
-        )
+        user = literals[0] + "".join([text_of(values, n) + t for n, t in zip(names, literals[1:], strict=True)])
         return Chat(("user", "assistant"), [user, _answer(values, answer_column)])
 
     return read

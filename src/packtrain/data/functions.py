@@ -53,9 +53,7 @@ def _load(file: Path) -> ModuleType:
     return module
 
 
-def _rows(
-    function: Callable[..., Any], path: str, split: str | None, tokenizer: Any
-) -> Iterator[dict[str, Any]]:
+def _rows(function: Callable[..., Any], path: str, split: str | None, tokenizer: Any) -> Iterator[dict[str, Any]]:
     file = path.rpartition(":")[0]
     with _reported(file):
         rows = _call(function, path, split, tokenizer)

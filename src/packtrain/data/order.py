@@ -56,7 +56,9 @@ class Order:
         max_length: tokens of a packed sequence; None: rows are not packed.
     """
 
-    def __init__(self, rows: Rows, weights: Sequence[float], batch_size: int, max_length: int | None, seed: int) -> None:
+    def __init__(
+        self, rows: Rows, weights: Sequence[float], batch_size: int, max_length: int | None, seed: int
+    ) -> None:
         self.rows, self.weights = rows, weights
         self.batch_size, self.max_length, self.seed = batch_size, max_length, seed
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
@@ -111,7 +113,10 @@ class Order:
         for start in range(0, len(ids), window):
             part = ids[start : start + window]
             part = part[np.argsort(-self.rows.lengths[part], kind="stable")]
-            batches += [[part[j : j + 1] for j in range(i, min(i + self.batch_size, len(part)))] for i in range(0, len(part), self.batch_size)]
+            batches += [
+                [part[j : j + 1] for j in range(i, min(i + self.batch_size, len(part)))]
+                for i in range(0, len(part), self.batch_size)
+            ]
         full = [b for b in batches if len(b) == self.batch_size]
         rest = [b for b in batches if len(b) < self.batch_size]
         return [full[i] for i in random.permutation(len(full))] + rest

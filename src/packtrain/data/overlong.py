@@ -27,9 +27,7 @@ def truncate_prompt(blocks: list[Block], max_length: int) -> list[Block]:
     spare = [max(0, len(block.ids) - block.floor) if block.floor is not None else 0 for block in blocks]
     fixed = sum(len(block.ids) for block in blocks) - sum(spare)
     if fixed > max_length:
-        raise RowError(
-            f"the answer and the template alone are longer than max_length ({fixed} > {max_length} tokens)"
-        )
+        raise RowError(f"the answer and the template alone are longer than max_length ({fixed} > {max_length} tokens)")
     kept = _share(spare, max_length - fixed)
     return [
         block if keep == room else block._replace(ids=_without_middle(block.ids, keep + (block.floor or 0)))
@@ -43,9 +41,7 @@ def split_text(
     """Consecutive pieces of ``max_length`` tokens, each with its own labels: runs of ids and their flags."""
     tokens = [(token, flag) for run, flag in zip(ids, flags, strict=True) for token in run]
     for start in range(0, len(tokens), max_length):
-        runs = [
-            (flag, list(run)) for flag, run in groupby(tokens[start : start + max_length], key=itemgetter(1))
-        ]
+        runs = [(flag, list(run)) for flag, run in groupby(tokens[start : start + max_length], key=itemgetter(1))]
         yield [[token for token, _ in run] for _, run in runs], [flag for flag, _ in runs]
 
 

@@ -49,9 +49,7 @@ def encode_source(source: Source, job: Job, workers: int) -> Iterator[Encoded]:
     head = list(_until_large(chunks))
     numbered = itertools.chain.from_iterable(chunk.numbered() for chunk in head)
     first = tuple(values for _, values in itertools.islice(numbered, FIRST_ROWS))
-    arguments = ReaderArguments(
-        source.format, source.columns, source.prompt, source.answer, first, source.name
-    )
+    arguments = ReaderArguments(source.format, source.columns, source.prompt, source.answer, first, source.name)
     rest = next(chunks, None)
     if not first and rest is None:
         return

@@ -112,8 +112,7 @@ class _Builder:
         job["tokenizer"]["slow"] = repr(self._job.tokenizer.slow)
         job["rendered"] = []
         entries = [
-            [s.name, s.format, s.columns.model_dump(), s.prompt, s.answer, s.fingerprint, len(s.files)]
-            for s in sources
+            [s.name, s.format, s.columns.model_dump(), s.prompt, s.answer, s.fingerprint, len(s.files)] for s in sources
         ]
         return {"job": job, "sources": entries}
 

@@ -64,9 +64,7 @@ class DatasetReport:
         """The warnings as sentences that name the data set."""
         texts = [f"{self.name}: {warning}" for warning in self.warnings]
         if self.with_special:
-            what = (
-                f"{self.with_special} rows hold the text of a special token, which then counts as that token"
-            )
+            what = f"{self.with_special} rows hold the text of a special token, which then counts as that token"
             texts.append(f"{self.name}: {what}; the first is {self.first_special}")
         return texts
 

@@ -99,20 +99,14 @@ class Planner:
 
     def _solid(self, segment: Segment) -> Segment:
         """Literals without places need no tokenising per row."""
-        if (
-            segment.ids is not None
-            or not segment.items
-            or any(isinstance(item, int) for item in segment.items)
-        ):
+        if segment.ids is not None or not segment.items or any(isinstance(item, int) for item in segment.items):
             return segment
         encode = self._tokeniser.encode_glued if segment.glued else self._tokeniser.encode
         return segment._replace(ids=encode([segment.text(())])[0])
 
     def _ends_special(self, segment: Segment) -> bool:
         text = segment.items[-1] if segment.items else ""
-        return isinstance(text, str) and any(
-            text.endswith(special) for special in self._parts.special if special
-        )
+        return isinstance(text, str) and any(text.endswith(special) for special in self._parts.special if special)
 
     def _close(self, segments: list[Segment], skeleton: Skeleton) -> list[Segment]:
         turns = [segment.turn for segment in segments]

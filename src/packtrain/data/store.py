@@ -77,9 +77,7 @@ class TokenStore:
 
     def __init__(self, folder: Path, rows: np.ndarray | None = None) -> None:
         self.folder = folder
-        self._files: list[tuple[str, str]] = [
-            tuple(f) for f in orjson.loads((folder / META).read_bytes())["files"]
-        ]
+        self._files: list[tuple[str, str]] = [tuple(f) for f in orjson.loads((folder / META).read_bytes())["files"]]
         self._tokens = np.memmap(folder / TOKENS, dtype=np.int32, mode="r")
         self._labelled = np.memmap(folder / LABELLED, dtype=np.bool_, mode="r")
         offsets = np.load(folder / "offsets.npy")

@@ -68,9 +68,7 @@ class Skeleton:
     def render(self, contents: Sequence[str]) -> str:
         """The whole text."""
         filled = self.fill(contents)
-        return "".join(
-            item if isinstance(item, str) else filled[item] for part in self.parts for item in part.items
-        )
+        return "".join(item if isinstance(item, str) else filled[item] for part in self.parts for item in part.items)
 
 
 class RefusalError(Exception):
@@ -104,18 +102,14 @@ def _read_template(path: Path) -> str:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).lex(text)
         ChatTemplate(text, None).compile()
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(
-            f"{path}:{error.lineno}", f"not a jinja template: {error.message}", "mend that line"
-        ) from error
+        raise UserError(f"{path}:{error.lineno}", f"not a jinja template: {error.message}", "mend that line") from error
     return text
 
 
 class ChatTemplate:
     """A template, its skeletons, and the fallback for chats that they do not reproduce."""
 
-    def __init__(
-        self, text: str, tokenizer: TokenizerParts | None, rendered: frozenset[Roles] = frozenset()
-    ) -> None:
+    def __init__(self, text: str, tokenizer: TokenizerParts | None, rendered: frozenset[Roles] = frozenset()) -> None:
         self.text = text
         self.rendered = rendered
         self._variables = tokenizer.variables if tokenizer else {}
@@ -170,9 +164,7 @@ class ChatTemplate:
         text = self.render(roles, contents)
         found = self._find(text, roles, contents)
         spans, closed = self._answers(text, roles, contents, found)
-        return Skeleton(
-            tuple(Part(turn, (text[a:b],)) for turn, a, b in _tiled(spans, len(text))), (), closed
-        )
+        return Skeleton(tuple(Part(turn, (text[a:b],)) for turn, a, b in _tiled(spans, len(text))), (), closed)
 
     def refused_role(self, roles: Roles) -> str:
         """Which role the template refuses, as far as leaving it out tells."""

@@ -93,9 +93,7 @@ def check_vocabulary(tokenizer: Any, config_file: Path) -> None:
     largest = max(tokenizer.get_vocab().values(), default=0)
     if size is not None and largest >= size:
         what = f"the tokenizer's largest token id is {largest}, the model's vocab_size is {size}"
-        raise UserError(
-            str(config_file), what, "use the tokenizer that came with the model, or resize its embedding"
-        )
+        raise UserError(str(config_file), what, "use the tokenizer that came with the model, or resize its embedding")
 
 
 def parts_of(tokenizer: Any) -> TokenizerParts:

@@ -21,7 +21,8 @@ def load_for_generation(folder: Path, dtype: str, device: str) -> Any:
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     adapter = folder / "adapter_config.json"
     if not adapter.is_file():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype, local_files_only=True).to(device).eval()
+        whole: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype, local_files_only=True)
+        return whole.to(device).eval()
     from peft import PeftModel
 
     base = model_folder(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])

@@ -35,7 +35,11 @@ def exchanges(rows: TokenStore, tokenizer: Any, limit: int) -> list[Exchange]:
 
 
 def answer(
-    model: Any, tokenizer: Any, asked: Sequence[Exchange], max_new_tokens: int, progress: Callable[[int], None] | None = None
+    model: Any,
+    tokenizer: Any,
+    asked: Sequence[Exchange],
+    max_new_tokens: int,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Exchange]:
     """Greedy answers, in batches of prompts of like length, padded on the left."""
     import torch

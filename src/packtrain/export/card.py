@@ -37,13 +37,14 @@ def model_card(session: Session) -> str:
 def _what(session: Session) -> str:
     recipe = session.recipe
     data = ", ".join(entry.path for entry in recipe.data.train)
-    method = recipe.method.type
+    method: str = recipe.method.type
     if method == "lora":
         method = f"LoRA (rank {recipe.method.rank}, alpha {recipe.method.alpha:g})"
     return (
         f"`{recipe.model.path}`, fine-tuned by {method} on {data}: {len(session.data.train):,} rows, "
         f"{session.position.step:,} steps of {recipe.train.batch_size} sequences, {session.position.tokens:,} tokens, "
-        f"learning rate {recipe.train.learning_rate:g} ({recipe.train.schedule}), {recipe.train.precision}, seed {recipe.train.seed}."
+        f"learning rate {recipe.train.learning_rate:g} ({recipe.train.schedule}), {recipe.train.precision}, "
+        f"seed {recipe.train.seed}."
     )
 
 

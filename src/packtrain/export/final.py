@@ -6,6 +6,7 @@ import copy
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,14 +57,19 @@ def _save_adapter(session: Session, folder: Path) -> None:
     tensors = gathered_adapters(session)
     if not session.world.is_main:
         return
-    config = copy.deepcopy(session.built.model.model.peft_config["default"])  # type: ignore[union-attr,index]
+    model: Any = session.built.model.model
+    config = copy.deepcopy(model.peft_config["default"])
     if session.built.start is not None:
         tensors = _against_base(session, tensors)
         factor = 2**0.5 if config.use_rslora else 2  # keeps alpha over (the root of) the doubled rank
         config.r, config.lora_alpha = 2 * config.r, config.lora_alpha * factor
     config.inference_mode = True
     config.save_pretrained(folder)
-    save_file({peft_key(name): t.contiguous() for name, t in tensors.items()}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {peft_key(name): t.contiguous() for name, t in tensors.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def _against_base(session: Session, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

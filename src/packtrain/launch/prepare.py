@@ -50,11 +50,7 @@ class _RowCount:
         now = time.monotonic()
         if now - self.last >= self.seconds:
             self.last = now
-            text = (
-                f"preparing the data: {done:,} of {total:,} rows"
-                if total
-                else f"preparing the data: {done:,} rows"
-            )
+            text = f"preparing the data: {done:,} of {total:,} rows" if total else f"preparing the data: {done:,} rows"
             print(f"\r{text}" if self.stream.isatty() else text, end=self._end, file=self.stream, flush=True)
 
     def close(self) -> None:

@@ -90,9 +90,7 @@ class TerminalProgress(Progress):
         if self._bar is None:
             self._open()
         assert self._bar is not None and self._task is not None
-        self._bar.update(
-            self._task, completed=event["step"], total=self.total_steps or None, numbers=_numbers(event)
-        )
+        self._bar.update(self._task, completed=event["step"], total=self.total_steps or None, numbers=_numbers(event))
 
     def _open(self) -> None:
         from rich.console import Console

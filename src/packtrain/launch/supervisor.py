@@ -183,10 +183,7 @@ class _Supervisor:
         self.folder.update_status(state=outcome.state, exit=outcome.exit, error=error, ranks=self._ranks())
 
     def _ranks(self) -> list[dict[str, object]]:
-        return [
-            {"rank": w.rank, "pid": w.id.pid, "start_time": w.id.start_time, "exit": w.exit}
-            for w in self.workers
-        ]
+        return [{"rank": w.rank, "pid": w.id.pid, "start_time": w.id.start_time, "exit": w.exit} for w in self.workers]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -25,7 +25,13 @@ def draw_curve(events: list[dict[str, Any]], file: Path, title: str) -> None:
         axes.plot(x, y, color="#9db4c0", linewidth=1, label="training loss")
         axes.plot(x, _smoothed(y), color="#253237", linewidth=2, label="running mean")
     if evals:
-        axes.plot([e["step"] for e in evals], [float(e["loss"]) for e in evals], "o-", color="#e07a5f", label="evaluation loss")
+        axes.plot(
+            [e["step"] for e in evals],
+            [float(e["loss"]) for e in evals],
+            "o-",
+            color="#e07a5f",
+            label="evaluation loss",
+        )
     axes.set(xlabel="optimizer step", ylabel="loss (nats per labelled token)", title=title)
     axes.grid(alpha=0.3)
     if steps or evals:

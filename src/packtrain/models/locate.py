@@ -30,7 +30,11 @@ def model_folder(path: str) -> Path:
         raise UserError("model.path", f"{folder} is a file", "give the folder it lies in")
     if _HUB_ID.match(path) and not folder.is_absolute():
         return _from_hub(path)
-    near = nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()]) if folder.parent.is_dir() else None
+    near = (
+        nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()])
+        if folder.parent.is_dir()
+        else None
+    )
     mend = f"did you mean {folder.parent / near}" if near else "give a folder, a hub id (owner/name) or `demo`"
     raise UserError("model.path", f"no such folder: {path}", mend)
 
@@ -43,8 +47,12 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_PATTERNS))
     except LocalEntryNotFoundError as error:
         raise UserError(
-            "model.path", f"'{name}' is not a folder here, and the hub cannot be reached", "give a folder on this machine"
+            "model.path",
+            f"'{name}' is not a folder here, and the hub cannot be reached",
+            "give a folder on this machine",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError("model.path", f"the hub refuses '{name}' ({reason})", "check the name and your access") from error
+        raise UserError(
+            "model.path", f"the hub refuses '{name}' ({reason})", "check the name and your access"
+        ) from error

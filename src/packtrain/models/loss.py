@@ -46,7 +46,8 @@ def token_losses(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
         (tokens,) float32, in nats.
     """
     parts = [
-        _chunk_losses(h, weight, bias, t, transform) for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        _chunk_losses(h, weight, bias, t, transform)
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
     return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
 
@@ -93,7 +94,7 @@ class SummedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         return (

@@ -24,7 +24,9 @@ def load_config(folder: Path, trust_remote_code: bool = False) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(str(folder / "config.json"), f"cannot be used ({reason})", "check the folder and your transformers") from error
+        raise UserError(
+            str(folder / "config.json"), f"cannot be used ({reason})", "check the folder and your transformers"
+        ) from error
 
 
 def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -39,7 +41,9 @@ def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remot
             )
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError("model.path", f"{type(config).__name__} cannot be trained ({reason})", "choose a causal LM") from error
+        raise UserError(
+            "model.path", f"{type(config).__name__} cannot be trained ({reason})", "choose a causal LM"
+        ) from error
     return model
 
 

@@ -43,10 +43,14 @@ def find_plan(model: nn.Module, config: Any) -> ModelPlan:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     decoder = getattr(model, model.base_model_prefix, None)  # type: ignore[call-overload]
     if embedding is None or head is None or decoder is None or decoder is model:
-        raise UserError("model.path", f"{type(model).__name__} is not a decoder-only language model", "choose a causal LM")
+        raise UserError(
+            "model.path", f"{type(model).__name__} is not a decoder-only language model", "choose a causal LM"
+        )
     blocks = _blocks(decoder, _text_config(config).num_hidden_layers)
     if blocks is None:
-        raise UserError("model.path", f"the blocks of {type(model).__name__} cannot be found", "choose a Llama-like model")
+        raise UserError(
+            "model.path", f"the blocks of {type(model).__name__} cannot be found", "choose a Llama-like model"
+        )
     return ModelPlan(
         decoder=names[id(decoder)],
         blocks=names[id(blocks)],

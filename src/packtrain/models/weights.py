@@ -105,7 +105,11 @@ def stream_weights(
         for key, parameter in base_parameters(model):
             name = resolve_key(files, key, decoder)
             if name is None:
-                raise UserError("model.path", f"{files.folder} has no tensor '{key}'", "give a folder whose weights match its config.json")
+                raise UserError(
+                    "model.path",
+                    f"{files.folder} has no tensor '{key}'",
+                    "give a folder whose weights match its config.json",
+                )
             _check_shape(files, name, parameter)
             local, slices = local_tensor(parameter), local_slices(parameter)
             if local.numel() == 0:

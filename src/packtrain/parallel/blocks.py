@@ -42,7 +42,7 @@ def prepare_blocks(blocks: Sequence[nn.Module], recompute: Recompute, compiled: 
         if index in chosen:
             forward = _checkpointed(forward, selective=recompute == "selective")
         if forward is not block.forward:
-            block.forward = forward  # type: ignore[method-assign]
+            block.forward = forward
     return len(chosen)
 
 

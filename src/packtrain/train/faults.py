@@ -11,14 +11,22 @@ from packtrain.data.batches import MicroBatch
 from packtrain.parallel.world import World
 
 
-class NonFinite(Exception):
+class NonFiniteError(Exception):
     """A loss or gradient norm that is not a number, seen before the update.
 
     The last checkpoint is as good as it was: the weights were not touched.
     """
 
     @classmethod
-    def check(cls, world: World, step: int, loss: float, norm: float, own_loss: torch.Tensor, micro_batches: Sequence[MicroBatch]) -> None:
+    def check(
+        cls,
+        world: World,
+        step: int,
+        loss: float,
+        norm: float,
+        own_loss: torch.Tensor,
+        micro_batches: Sequence[MicroBatch],
+    ) -> None:
         """Raise on every rank, naming the step, the ranks whose own loss is at fault, and their rows."""
         if math.isfinite(loss) and math.isfinite(norm):
             return

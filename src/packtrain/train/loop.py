@@ -14,7 +14,7 @@ from packtrain.checkpoint.store import Position
 from packtrain.data.batches import MicroBatch, collate
 from packtrain.data.order import GlobalBatch, share
 from packtrain.train.evaluation import evaluate
-from packtrain.train.faults import NonFinite
+from packtrain.train.faults import NonFiniteError
 from packtrain.train.optimizer import set_learning_rate
 from packtrain.train.schedule import factor
 from packtrain.train.session import Session
@@ -82,7 +82,7 @@ def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     result = StepResult(
         total / max(batch.label_count, 1), grad_norm, learning_rate(session, batch.step), stops > 0
     )  # fmt: skip
-    NonFinite.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
+    NonFiniteError.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
     set_learning_rate(session.optimizer, result.learning_rate)
     session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)

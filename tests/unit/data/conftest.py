@@ -35,9 +35,7 @@ def build_tokenizer(folder: Path, template: str | None = CHATML, adds_bos: bool 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocab = {
-        token: number for number, token in enumerate(SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
+    vocab = {token: number for number, token in enumerate(SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -88,9 +86,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def prepare(model: Path) -> Iterator[Callable[..., PreparedData]]:
     """``prepare_data`` on one data set with settings of the data section."""
 
-    def run(
-        train: Any, max_length: int = 512, folder: Path = model, seed: int = 1, **settings: Any
-    ) -> PreparedData:
+    def run(train: Any, max_length: int = 512, folder: Path = model, seed: int = 1, **settings: Any) -> PreparedData:
         settings.setdefault("eval", 0)
         settings.setdefault("workers", 1)
         train = str(train) if isinstance(train, Path) else train

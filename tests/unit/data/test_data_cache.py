@@ -27,9 +27,7 @@ def test_hit_and_miss(write: Write, prepare: Prepare) -> None:
     assert len(changed.train) == 40
 
 
-def test_unfinished_build_leaves_nothing(
-    write: Write, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_build_leaves_nothing(write: Write, prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -39,18 +39,14 @@ GOOD = b'{"instruction": "a", "output": "b"}\n'
         ("r.jsonl", b'{"colour": "a", "q": 1}\n', ["r.jsonl: ", "no format", "colour, q", "`prompt`"]),
     ],
 )
-def test_bad_file(
-    write: Callable[..., Path], prepare: Prepare, name: str, content: bytes, parts: list[str]
-) -> None:
+def test_bad_file(write: Callable[..., Path], prepare: Prepare, name: str, content: bytes, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         prepare(write(content, name))
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_missing_file_offers_the_nearest(
-    write: Callable[..., Path], prepare: Prepare, tmp_path: Path
-) -> None:
+def test_missing_file_offers_the_nearest(write: Callable[..., Path], prepare: Prepare, tmp_path: Path) -> None:
     write(GOOD, "dialogues.jsonl")
     with pytest.raises(UserError, match=r"dialogue\.jsonl: no such file; did you mean .*/dialogues\.jsonl"):
         prepare(tmp_path / "dialogue.jsonl")
@@ -121,9 +117,7 @@ def test_row_at_fault_is_dropped_and_reported(
 
 
 def test_all_labels_masked(write: Callable[..., Path], prepare: Prepare) -> None:
-    with pytest.raises(
-        UserError, match=r":1: none of the 1 rows .*no token .* learned; label at least one token"
-    ):
+    with pytest.raises(UserError, match=r":1: none of the 1 rows .*no token .* learned; label at least one token"):
         prepare(write([{"input_ids": [1, 2], "labels": [-100, -100]}]))
 
 
@@ -186,9 +180,7 @@ def test_tokenizer_errors(tmp_path: Path, model: Path) -> None:
         ("def rows(a, b):\n    return []\n", "rows", r"takes a, b; let it take"),
     ],
 )
-def test_function_errors(
-    write: Callable[..., Path], prepare: Prepare, code: str, name: str, match: str
-) -> None:
+def test_function_errors(write: Callable[..., Path], prepare: Prepare, code: str, name: str, match: str) -> None:
     with pytest.raises(UserError, match=match):
         prepare(f"{write(code, 'f.py')}:{name}")
 

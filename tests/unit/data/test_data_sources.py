@@ -162,9 +162,7 @@ def test_mixture(write: Write, prepare: Prepare) -> None:
     assert prepared.train.where(3) == f"{second}:1"
 
 
-def test_processes_give_what_one_gives(
-    write: Write, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_give_what_one_gives(write: Write, prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packtrain.data.files.CHUNK_BYTES", 300)
     monkeypatch.setattr("packtrain.data.pool.POOL_BYTES", 1000)
     table = [{**ALPACA, "input": "é" * (n % 17)} for n in range(100)]

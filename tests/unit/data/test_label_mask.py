@@ -94,9 +94,7 @@ def test_tokens_are_the_true_rendering(
         expected = tokenizer(text, add_special_tokens=False).input_ids
         assert store.tokens(row).tolist() == expected
         assert store.tokens(row).tolist().count(tokenizer.bos_token_id) == text.count("<s>")
-        answers = [
-            m["content"].rpartition("</think>")[2] for m in values["messages"] if m["role"] == "assistant"
-        ]
+        answers = [m["content"].rpartition("</think>")[2] for m in values["messages"] if m["role"] == "assistant"]
         got = learned(store, row, tokenizer)
         assert len(got) == len(answers)
         for answer, part in zip(answers, got, strict=True):
@@ -137,9 +135,7 @@ def test_plain_and_missing_end(
     plain = prepare(write([chat("uone", "atwo", "uthree", "afour")]), folder=folder)
     assert "no chat template" in plain.report.warnings[0]
     assert learned(plain.train, 0, tokenizer) == ["two</s>", "four</s>"]
-    bare = write(
-        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}", "bare.jinja"
-    )
+    bare = write("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}", "bare.jinja")
     prepared = prepare(write([chat("uone", "atwo")]), folder=folder, template=str(bare))
     assert "end-of-sequence token is added" in prepared.report.warnings[0]
     assert learned(prepared.train, 0, tokenizer)[-1].endswith("two</s>")
@@ -166,9 +162,7 @@ def test_skeleton_that_turns_out_wrong_is_given_up(
     make_tokenizer: Callable[..., Any], write: Write, prepare: Prepare, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    shout = CHATML.replace(
-        "m['content']", "(m['content'] | upper if 'shout' in m['content'] else m['content'])"
-    )
+    shout = CHATML.replace("m['content']", "(m['content'] | upper if 'shout' in m['content'] else m['content'])")
     make_tokenizer(folder, shout)
     store = prepare(write([chat("uone", "atwo"), chat("ushout", "atwo")]), folder=folder).train
     assert "SHOUT" in load_tokenizer(folder).decode(store.tokens(1))
@@ -189,9 +183,7 @@ def test_text_and_completion(
     assert pieces(pair, 0, tokenizer) == [(False, f"{bos}ab"), (True, "cd</s>")]
 
 
-def test_prompt_completion_lists_learn_the_completion_only(
-    write: Write, prepare: Prepare, model: Path
-) -> None:
+def test_prompt_completion_lists_learn_the_completion_only(write: Write, prepare: Prepare, model: Path) -> None:
     turns = chat("ua", "ab", "uc", "ad")["messages"]
     store = prepare(write([{"prompt": turns[:3], "completion": turns[3:]}])).train
     assert learned(store, 0, load_tokenizer(model)) == ["d<|im_end|>"]

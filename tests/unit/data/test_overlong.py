@@ -43,9 +43,7 @@ def test_drop_and_error(write: Write, prepare: Prepare) -> None:
     path = write([SHORT, LONG])
     dataset = prepare(path, max_length=64, overlong="drop").report.datasets[0]
     assert dataset.dropped == [(f"{path}:2", "longer than max_length")]
-    with pytest.raises(
-        UserError, match=r"rows.jsonl:2: the row has 334 tokens, data.max_length is 64; raise"
-    ):
+    with pytest.raises(UserError, match=r"rows.jsonl:2: the row has 334 tokens, data.max_length is 64; raise"):
         prepare(path, max_length=64, overlong="error")
 
 

@@ -22,9 +22,7 @@ HEAVY = {"torch", "transformers", "rich.progress", "numpy", "packtrain.config.sc
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder.create("runs", "first")
-    folder.update_status(
-        state="failed", error={"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""}
-    )
+    folder.update_status(state="failed", error={"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""})
     folder.events.write_text('{"event": "step", "step": 3, "loss": 1.25}\n')
     folder.log(0).write_text("hello from rank 0\n")
     return tmp_path / "runs"
@@ -32,9 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def modules_after(*arguments: str) -> set[str]:
     code = "import sys; from packtrain.cli.app import run; run(sys.argv[1:]); print('\\n', *sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -69,9 +65,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ["runs", "resume", "first", "train.epochs=9"],
     ],
 )
-def test_a_mistake_is_one_line_and_2(
-    runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_a_mistake_is_one_line_and_2(runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert app.run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("packtrain: error: ")
@@ -84,9 +78,7 @@ def test_a_done_run_is_not_resumed(runs: Path, capsys: pytest.CaptureFixture[str
     assert "first: is done" in capsys.readouterr().err
 
 
-def test_only_local_rank_0_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_local_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -142,8 +134,6 @@ def test_runs_list_show_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "no runs in elsewhere\n"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-1, "0s"), (59, "59s"), (90, "2m"), (7200, "2h"), (2e5, "2d")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (59, "59s"), (90, "2m"), (7200, "2h"), (2e5, "2d")])
 def test_age(seconds: float, text: str) -> None:
     assert age(seconds) == text

@@ -53,9 +53,7 @@ def test_tasks_per_node(text: str, counts: list[int]) -> None:
 def test_adopt_sets_what_torchrun_sets() -> None:
     env = {**STEP, "MASTER_ADDR": "10.0.0.1"}
     group.adopt(env)
-    got = {
-        name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    }
+    got = {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
     expected = {"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert got == {**expected, "MASTER_ADDR": "10.0.0.1"}
     assert 20000 <= int(env["MASTER_PORT"]) < 40000

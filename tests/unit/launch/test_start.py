@@ -44,9 +44,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_start_writes_both_recipes_and_supervises(
-    steps: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_start_writes_both_recipes_and_supervises(steps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert module.start("trial.yaml", ["launch.processes=2"]) == 130
     assert steps == ["resolve", "prepare", "supervise 2"]
     folder = RunFolder("runs/first")
