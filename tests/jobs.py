@@ -18,6 +18,8 @@ def open_job(world: World, recipe: dict[str, Any], folder: str | None = None) ->
     """A session on a recipe given as a mapping, in a run folder that all ranks share."""
     from packtrain.train.session import open_session
 
+    if folder:
+        Path(folder).mkdir(exist_ok=True)
     shared = world.broadcast(folder or (tempfile.mkdtemp() if world.is_main else None))
     return open_session(build_recipe(recipe), Path(str(shared)), world)
 

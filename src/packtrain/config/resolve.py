@@ -40,7 +40,7 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
     if parallel.strategy == "auto":
         parallel.strategy = _strategy(recipe, facts)
     if parallel.shard_size == "auto":
-        parallel.shard_size = facts.processes
+        parallel.shard_size = facts.processes if parallel.strategy == "fsdp" else 1
     if parallel.compile == "auto":
         parallel.compile = facts.device == "cuda"
 

@@ -65,7 +65,7 @@ def _shard_size_divides(recipe: Recipe, facts: Facts) -> Broken:
 
 
 def _shard_size_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
-    if recipe.parallel.shard_size != "auto" and recipe.parallel.strategy in ("single", "ddp"):
+    if recipe.parallel.shard_size not in ("auto", 1) and recipe.parallel.strategy in ("single", "ddp"):
         return (
             f"shard_size {recipe.parallel.shard_size} with strategy {recipe.parallel.strategy}",
             "set parallel.strategy to fsdp",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,11 @@ class RunFolder:
         if folder.path.exists():
             raise folder._exists()
         return folder
+
+    def discard_unless_started(self) -> None:
+        """Remove a run that ended before its first step: it holds nothing, and its name is free again."""
+        if not self.events.exists():
+            shutil.rmtree(self.path)
 
     def read_status(self) -> Status:
         """Raises UserError where this is no run folder."""

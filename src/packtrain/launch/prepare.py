@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from packtrain.config import Recipe, dump_recipe
+from packtrain.errors import UserError
 from packtrain.launch.folder import RunFolder, write_text
 
 
@@ -34,8 +35,13 @@ def prepare(recipe: Recipe) -> None:
     folder = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
     shown = _RowCount(sys.stderr)
-    prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed, shown)
+    data = prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed, shown)
     shown.close()
+    rows, processes = len(data.train), recipe.launch.processes
+    assert isinstance(processes, int), "resolve comes first"
+    if rows < processes:
+        what = f"{rows} rows for {processes} processes"
+        raise UserError("data.train", what, f"give more rows, or set launch.processes to at most {rows}")
 
 
 class _RowCount:

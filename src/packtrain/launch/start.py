@@ -109,6 +109,7 @@ def _report(folder: RunFolder, outcome: Outcome) -> None:
     if outcome.failure is None:
         print("\n".join(summary.ended(folder, outcome.state)), flush=True)
     elif outcome.failure.kind == "user":
+        folder.discard_unless_started()
         raise outcome.failure.user_error()
     else:
         print("\n".join(summary.failed(outcome.failure)), file=sys.stderr, flush=True)

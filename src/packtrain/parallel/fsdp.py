@@ -20,6 +20,8 @@ from packtrain.parallel.world import World
 if TYPE_CHECKING:
     from packtrain.models.causal_lm import CausalLMWithLoss
 
+# A model this small stays gathered between forward and backward, which saves every second all-gather.
+_KEPT_LIMIT = 2**30
 # Gradients kept whole between micro-batches save a reduce-scatter each, and cost this much memory at most.
 _UNREDUCED_LIMIT = 2**30
 
@@ -38,7 +40,8 @@ class FullyShard(Strategy):
     def shard(self, model: CausalLMWithLoss) -> None:
         trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         self.reduce_each = trained > _UNREDUCED_LIMIT
-        options: dict[str, Any] = {"mesh": self.mesh}
+        whole = sum(p.numel() for p in model.parameters()) * self.compute_dtype.itemsize
+        options: dict[str, Any] = {"mesh": self.mesh, "reshard_after_forward": whole > _KEPT_LIMIT}
         if self.compute_dtype != torch.float32:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         for block in model.blocks():

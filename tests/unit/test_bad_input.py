@@ -1,0 +1,246 @@
+"""What users get wrong: each is one sentence with where, what and a mend, exit status 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from packtrain.cli.app import run
+from tests.tiny import make_model, make_tokenizer, values, write_chats
+
+GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}
+REFUSES_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("bad") / "model")
+
+
+class Case:
+    """A working recipe in a folder of its own, to be broken."""
+
+    def __init__(self, folder: Path, base: Path) -> None:
+        self.folder, self.model = folder, folder / "model"
+        shutil.copytree(base, self.model)
+        self.data = write_chats(folder / "chats.jsonl", 6)
+        self.recipe = values(self.model, str(self.data), output={"folder": str(folder / "runs"), "name": "run"})
+        self.words: list[str] = []
+
+    def lines(self, *rows: object) -> None:
+        self.data.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+
+    def run(self) -> int:
+        path = self.folder / "recipe.yaml"
+        path.write_text(yaml.safe_dump(self.recipe))
+        return run(["train", str(path), *self.words])
+
+
+def unknown_key(c: Case) -> None:
+    c.recipe["train"]["learning_rat"] = 1
+
+
+def wrong_type(c: Case) -> None:
+    c.words = ["train.batch_size=many"]
+
+
+def missing_recipe_value(c: Case) -> None:
+    del c.recipe["data"]["train"]
+
+
+def missing_file(c: Case) -> None:
+    c.recipe["data"]["train"] = [str(c.folder / "chat.jsonl")]
+
+
+def empty_file(c: Case) -> None:
+    c.data.write_text("")
+
+
+def truncated_line(c: Case) -> None:
+    c.lines(GOOD, json.dumps(GOOD)[:40], GOOD)
+
+
+def not_an_object(c: Case) -> None:
+    c.lines(GOOD, "[1, 2]")
+
+
+def mixed_types(c: Case) -> None:
+    c.lines({"messages": 5}, {"messages": "text"})
+
+
+def empty_answers(c: Case) -> None:
+    c.lines({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]})
+
+
+def wrong_order(c: Case) -> None:
+    c.lines({"messages": [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "ho"}]})
+
+
+def template_refuses(c: Case) -> None:
+    make_tokenizer(c.model, REFUSES_SYSTEM)
+    c.lines({"messages": [{"role": "system", "content": "be kind"}, *GOOD["messages"]]})
+
+
+def row_too_long(c: Case) -> None:
+    c.recipe["data"].update(overlong="error", max_length=16)
+
+
+def no_row_left(c: Case) -> None:
+    c.recipe["data"].update(overlong="drop", max_length=8)
+
+
+def no_weights(c: Case) -> None:
+    (c.model / "model.safetensors").unlink()
+
+
+def shard_cut_short(c: Case) -> None:
+    file = c.model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def garbage_weights(c: Case) -> None:
+    (c.model / "model.safetensors").write_bytes(b"not a tensor in sight")
+
+
+def weights_of_another_model(c: Case) -> None:
+    config = json.loads((c.model / "config.json").read_text())
+    (c.model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+
+
+def vocabulary_mismatch(c: Case) -> None:
+    config = json.loads((c.model / "config.json").read_text())
+    (c.model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+
+
+def no_tokenizer(c: Case) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (c.model / name).unlink(missing_ok=True)
+
+
+def output_exists(c: Case) -> None:
+    (c.folder / "runs" / "run").mkdir(parents=True)
+
+
+def name_leaves_folder(c: Case) -> None:
+    c.words = ["output.name=../elsewhere"]
+
+
+def fewer_rows_than_ranks(c: Case) -> None:
+    c.lines(GOOD, GOOD)
+    c.words = ["launch.processes=4", "parallel.strategy=ddp"]
+
+
+def shard_size(c: Case) -> None:
+    c.words = ["launch.processes=4", "parallel.strategy=fsdp", "parallel.shard_size=3"]
+
+
+def past_the_model(c: Case) -> None:
+    c.words = ["data.max_length=4096"]
+
+
+def unknown_target(c: Case) -> None:
+    c.words = ["method.type=lora", "method.targets=[q_porj]"]
+
+
+def unknown_name(c: Case) -> None:
+    c.recipe["data"]["train"] = ["samsum_mimi"]
+
+
+def block_out_of_range(c: Case) -> None:
+    c.words = ["method.type=freeze", "method.trainable=[blocks.9]"]
+
+
+CASES: dict[Callable[[Case], None], tuple[str, ...]] = {
+    unknown_key: ("recipe.yaml:", "train.learning_rat", "unknown key", "did you mean 'learning_rate'"),
+    wrong_type: ("command line: train.batch_size", "'many'", "whole number"),
+    missing_recipe_value: ("data.train", "is missing"),
+    missing_file: ("chat.jsonl", "chats.jsonl"),
+    empty_file: ("chats.jsonl", "empty"),
+    truncated_line: ("chats.jsonl:2", "JSON"),
+    not_an_object: ("chats.jsonl:2", "object"),
+    mixed_types: ("chats.jsonl:1", "messages"),
+    empty_answers: ("chats.jsonl:1", "empty"),
+    wrong_order: ("chats.jsonl:1", "assistant"),
+    template_refuses: ("chats.jsonl:1", "system", "System role not supported"),
+    row_too_long: ("chats.jsonl:", "tokens", "16"),
+    no_row_left: ("chats.jsonl:1", "none of the 6 rows", "max_length"),
+    no_weights: ("model.path", "no weights", "safetensors"),
+    shard_cut_short: ("model.safetensors", "cut short", "again"),
+    garbage_weights: ("model.safetensors", "not a whole safetensors file"),
+    weights_of_another_model: ("mlp.gate_proj.weight", "[96, 64]", "[128, 64]"),
+    vocabulary_mismatch: ("config.json", "260", "100"),
+    no_tokenizer: ("tokenizer",),
+    output_exists: ("output.name", "exists", "choose another"),
+    name_leaves_folder: ("output.name", "'../elsewhere'"),
+    fewer_rows_than_ranks: ("data.train", "2 rows", "4 processes"),
+    shard_size: ("parallel.shard_size", "3", "[1, 2, 4]"),
+    past_the_model: ("data.max_length", "4096", "512"),
+    unknown_target: ("method.targets", "q_porj", "q_proj"),
+    unknown_name: ("samsum_mimi", "samsum_mini"),
+    block_out_of_range: ("method.trainable", "blocks.9", "0 to 3"),
+}
+
+
+@pytest.mark.parametrize("breaks", CASES, ids=lambda f: f.__name__)
+def test_one_sentence_and_nothing_half_written(
+    breaks: Callable[[Case], None], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    case = Case(tmp_path, base)
+    breaks(case)
+    runs = tmp_path / "runs"
+    before = sorted(runs.rglob("*"))
+    status = case.run()
+    output = capfd.readouterr().err
+    errors = [line for line in output.splitlines() if line.startswith("packtrain: error: ")]
+    assert status == 2, output
+    assert len(errors) == 1 and "Traceback" not in output, output
+    for part in CASES[breaks]:
+        assert part in errors[0], errors[0]
+    assert sorted(runs.rglob("*")) == before, "something was left in the run folder"
+
+
+@pytest.mark.parametrize(
+    "prefix, newline", [("\ufeff", "\n"), ("", "\r\n"), ("", "\n\n")], ids=["bom", "crlf", "blank"]
+)
+def test_tolerated(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, newline: str) -> None:
+    """A byte-order mark, Windows line ends and blank lines are no fault."""
+    from packtrain.config import build_recipe
+    from packtrain.data import prepare_data
+
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    case = Case(tmp_path, base)
+    rows = case.data.read_text().splitlines()
+    case.data.write_bytes((prefix + newline.join(rows) + newline).encode())
+    data = prepare_data(build_recipe(case.recipe).data, case.model, 128, 0)
+    assert len(data.train) == 6
+
+
+def test_tokenizer_without_pad_trains_the_end_of_text(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pad token is needed, and one equal to EOS masks nothing: padding is known by its place."""
+    from packtrain.config import build_recipe
+    from packtrain.data import prepare_data
+
+    monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
+    case = Case(tmp_path, base)
+    labels = []
+    for pad in (None, "<|im_end|>"):
+        config = json.loads((case.model / "tokenizer_config.json").read_text())
+        config.pop("pad_token", None)
+        (case.model / "tokenizer_config.json").write_text(json.dumps(config | ({"pad_token": pad} if pad else {})))
+        store = prepare_data(build_recipe(case.recipe).data, case.model, 128, 0).train
+        labels.append([store.tokens(i)[store.labelled(i)].tolist() for i in range(len(store))])
+    assert labels[0] == labels[1]
+    assert all(row[-1] == 4 for row in labels[0])  # <|im_end|>
