@@ -25,6 +25,9 @@ class CausalLMWithLoss(nn.Module):
     def __init__(self, model: nn.Module, plan: ModelPlan, attention: str, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
+        used = self.base.config._attn_implementation  # type: ignore[union-attr]
+        if used != attention:  # another one would take our stand-in for a causal mask at its word
+            raise ValueError(f"the model attends by {used!r}, not by {attention!r}")
         self.plan = plan
         self.attention = attention
         self.compiled = compiled

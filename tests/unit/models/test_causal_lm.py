@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from packtrain.models.attention import MASKED
+from packtrain.models.attention import MASKED, register
 from packtrain.models.causal_lm import CausalLMWithLoss
 from packtrain.models.meta import meta_model, rebuild_buffers
 from packtrain.models.plan import find_plan
@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 3.0}, "cohere": {"logit_scale": 0.5},
 }  # fmt: skip
 SEQ, FIRST = 40, 15
+register()
 
 
 @pytest.fixture(
@@ -93,7 +94,7 @@ def test_packed_rows_do_not_see_each_other(pair: tuple[Any, CausalLMWithLoss]) -
 
 def test_no_label_gives_zero_loss_and_gradients() -> None:
     config = AutoConfig.for_model("llama", vocab_size=300, **SIZES)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=MASKED)
     ours = CausalLMWithLoss(model, find_plan(model, config), MASKED)
     none = torch.empty(0, dtype=torch.long)
     ids = torch.zeros(1, 8, dtype=torch.long)
@@ -107,7 +108,7 @@ def test_no_label_gives_zero_loss_and_gradients() -> None:
 def test_padding_and_a_masked_row_change_nothing() -> None:
     config = AutoConfig.for_model("llama", vocab_size=300, **SIZES)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=MASKED)
     ours = CausalLMWithLoss(model, find_plan(model, config), MASKED)
     ids = torch.randint(3, 300, (1, 20))
     wanted = ours(input_ids=ids, position_ids=places(1, 20), **labels(ids))

@@ -1,0 +1,59 @@
+"""Weights stream: each shard equals the same slice of the file, and nothing real exists before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from packtrain.errors import UserError
+from packtrain.models.files import WeightFiles
+from packtrain.models.names import file_key
+from packtrain.models.weights import local_slices, local_tensor
+from tests.jobs import open_job
+from tests.ranks import run_ranks
+from tests.tiny import make_model, values, write_chats
+
+
+def shards(world: Any, recipe: dict[str, Any]) -> tuple[int, int]:
+    """Compare every base parameter's shard with the file; how many were compared, and the bytes read."""
+    session = open_job(world, recipe)
+    whole: dict[str, torch.Tensor] = {}
+    for file in session.model_folder.glob("*.safetensors"):
+        whole.update(load_file(file))
+    compared = 0
+    for name, parameter in session.built.model.named_parameters():
+        if ".lora_" not in name:
+            assert torch.equal(local_tensor(parameter), whole[file_key(name)][local_slices(parameter)]), name
+            compared += 1
+    return compared, session.built.bytes_read
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_each_rank_reads_its_own_slices_of_many_files(tmp_path: Path, tied: bool) -> None:
+    model = make_model(tmp_path / "model", tied=tied, max_shard_size="100KB")
+    assert len(list(model.glob("*.safetensors"))) > 3
+    data = str(write_chats(tmp_path / "chats.jsonl", 4))
+    recipe = values(model, data, method={"type": "lora"}, parallel={"strategy": "fsdp", "shard_size": 2})
+    found = run_ranks(2, shards, recipe)
+    files = WeightFiles.open(model)
+    assert [compared for compared, _ in found] == [len(files.entries)] * 2
+    assert sum(read for _, read in found) == files.num_parameters * 4
+
+
+def test_a_missing_file_of_several_is_named(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", max_shard_size="100KB")
+    gone = sorted(model.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(UserError, match=gone.name):
+        WeightFiles.open(model)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pickle"):
+        WeightFiles.open(model)
