@@ -30,8 +30,8 @@ def recipe(model: Path, data: str, length: int, steps: int) -> dict:
         "data": {"train": [data], "eval": 0.0, "max_length": length},
         "train": {"max_steps": steps, "batch_size": 4, "warmup": 0, "schedule": "constant"},
         "method": {"type": "lora", "rank": 16},
-        "evaluate": {"every": 1_000_000},
-        "checkpoint": {"every": 1_000_000},
+        "evaluate": {"every": "never"},
+        "checkpoint": {"every": "never"},
     }
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=160, help="rows")
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--save", metavar="NAME", help="append to results.csv under this name")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     found = run(args)
     print("RESULT", json.dumps({"overrides": args.overrides, "rows": args.rows, **found}), flush=True)
     if args.save:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tests.jobs import train_recipes
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_uneven_rows

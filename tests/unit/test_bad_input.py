@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.tiny import make_model, make_tokenizer, values, write_chats
 
 from packtrain.cli.app import run
-from tests.tiny import make_model, make_tokenizer, values, write_chats
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello there"}]}
 REFUSES_SYSTEM = (

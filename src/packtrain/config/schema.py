@@ -170,12 +170,12 @@ class TrainSection(Section):
 
 
 def _every(value: Any) -> Any:
-    if isinstance(value, str) and value != "epoch":
+    if isinstance(value, str) and value not in ("epoch", "never"):
         return float(value)
     return value
 
 
-Every = Annotated[Literal["epoch"] | Annotated[float, Field(gt=0)], BeforeValidator(_every)]
+Every = Annotated[Literal["epoch", "never"] | Annotated[float, Field(gt=0)], BeforeValidator(_every)]
 
 
 Metric = Literal["loss", "perplexity", "rouge"]
@@ -184,7 +184,8 @@ _DEFAULT_METRICS: list[Metric] = ["loss", "perplexity"]
 
 class EvaluateSection(Section):
     every: Every = Field(
-        "epoch", description="A share of all steps below 1, steps from 1 on, or `epoch`. The end is always evaluated."
+        "epoch",
+        description="A share of all steps below 1, steps from 1 on, `epoch`, or `never`; the end too, unless never.",
     )
     metrics: list[Metric] = Field(
         default_factory=_DEFAULT_METRICS.copy,
@@ -194,7 +195,10 @@ class EvaluateSection(Section):
 
 
 class CheckpointSection(Section):
-    every: Every = Field(0.25, description="A share of all steps below 1, steps from 1 on, or `epoch`.")
+    every: Every = Field(
+        0.25,
+        description="A share of all steps below 1, steps from 1 on, `epoch`, or `never`; the end too, unless never.",
+    )
     keep: PositiveInt = Field(2, description="The newest checkpoints that stay on disk.")
 
 

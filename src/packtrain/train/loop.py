@@ -149,11 +149,11 @@ def peak_memory(device: torch.device) -> int:
 
 def _after_step(session: Session, step: int, stopping: bool) -> bool:
     """Evaluate and save where it is due. Returns whether anything was done."""
-    recipe, last = session.recipe, step == session.total_steps
-    evaluating = not stopping and (last or session.due(recipe.evaluate.every, step))
+    recipe = session.recipe
+    evaluating = not stopping and session.due(recipe.evaluate.every, step)
     if evaluating:
         run_evaluation(session)
-    saving = stopping or last or session.due(recipe.checkpoint.every, step)
+    saving = stopping or session.due(recipe.checkpoint.every, step)
     if saving:
         started = time.perf_counter()
         path = session.save()

@@ -43,9 +43,13 @@ class Session:
         return self.store.save(training_state(self.named, self.optimizer), self.position)
 
     def due(self, every: Every, step: int) -> bool:
-        """Whether something that happens ``every`` so often happens after ``step`` optimizer steps."""
+        """Whether something that happens ``every`` so often, and at the end, happens after ``step`` optimizer steps."""
+        if every == "never":
+            return False
+        if step == self.total_steps:
+            return True
         if every == "epoch":
-            return step == self.total_steps or self.order.batch(step).epoch != self.order.batch(step - 1).epoch
+            return self.order.batch(step).epoch != self.order.batch(step - 1).epoch
         assert isinstance(every, float)
         interval = max(round(every * self.total_steps), 1) if every < 1 else round(every)
         return step % interval == 0

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import SIZES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from packtrain.models.attention import MASKED, register
 from packtrain.models.causal_lm import CausalLMWithLoss
 from packtrain.models.meta import meta_model, rebuild_buffers
 from packtrain.models.plan import find_plan
-from tests.tiny import SIZES
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},

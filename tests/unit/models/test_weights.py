@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.jobs import open_job
+from tests.ranks import run_ranks
+from tests.tiny import make_model, values, write_chats
 
 from packtrain.errors import UserError
 from packtrain.models.files import WeightFiles
 from packtrain.models.names import file_key
 from packtrain.models.weights import local_slices, local_tensor
-from tests.jobs import open_job
-from tests.ranks import run_ranks
-from tests.tiny import make_model, values, write_chats
 
 
 def shards(world: Any, recipe: dict[str, Any]) -> tuple[int, int]:
