@@ -40,10 +40,11 @@ class CheckpointStore:
     Args:
         folder: the run's ``checkpoints`` folder, seen by all ranks.
         keep: how many of the newest stay.
+        data: identifies the tokenised data; a step's rows are a function of it.
     """
 
-    def __init__(self, folder: Path, keep: int, world: World) -> None:
-        self.folder, self.keep, self.world = folder, keep, world
+    def __init__(self, folder: Path, keep: int, world: World, data: str = "") -> None:
+        self.folder, self.keep, self.world, self.data = folder, keep, world, data
 
     def save(self, state: dict[str, torch.Tensor], position: Position) -> Path:
         """Write a checkpoint; every rank calls this at the same step. Returns its folder, whole."""
@@ -61,9 +62,15 @@ class CheckpointStore:
         self.world.barrier()
         return final
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint that verifies; damaged ones are passed over."""
-        return next((path for path in reversed(self.all()) if not faults(path)), None)
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that verifies, and what is wrong with the newer ones that were passed over."""
+        passed_over = []
+        for path in reversed(self.all()):
+            fault = faults(path)
+            if fault is None:
+                return path, passed_over
+            passed_over.append(fault)
+        return None, passed_over
 
     def all(self) -> list[Path]:
         """Whole checkpoints by step, unverified."""
@@ -77,6 +84,9 @@ class CheckpointStore:
     def load(self, path: Path, state: dict[str, torch.Tensor]) -> Position:
         """Copy a checkpoint into the tensors of ``state``, whatever number of processes wrote it."""
         manifest = read_manifest(path)
+        if manifest["data"] != self.data:
+            what = "was saved on other data than the recipe's files hold now"
+            raise UserError(str(path), what, "restore the data, or start a new run")
         missing = sorted(set(state) ^ set(manifest["keys"]))
         if missing:
             raise UserError(
@@ -101,7 +111,13 @@ class CheckpointStore:
 
     def _complete(self, temporary: Path, final: Path, hashes: dict[str, Any], position: Position) -> None:
         keys = list(dcp.FileSystemReader(temporary).read_metadata().state_dict_metadata)
-        manifest = {"position": asdict(position), "world_size": self.world.size, "files": hashes, "keys": sorted(keys)}
+        manifest = {
+            "data": self.data,
+            "position": asdict(position),
+            "world_size": self.world.size,
+            "files": hashes,
+            "keys": sorted(keys),
+        }
         with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=1)
             file.flush()

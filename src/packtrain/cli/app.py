@@ -111,7 +111,7 @@ def data(
 
 @app.command()
 def demo() -> int:
-    """Fine-tune a 135M model that ships with it.
+    """Fine-tune a 135M model on data that ships with it.
 
     Dialogues to summarise, two processes, and what it learned.
     """
@@ -122,14 +122,16 @@ def demo() -> int:
 
 @app.command(name="eval")
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run's name or a model folder.")],
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
     overrides: Overrides = None,
     as_json: AsJson = False,
+    loss: Annotated[bool, typer.Option("--loss/--no-loss", help="The loss on all rows, beside ROUGE.")] = True,
+    folder: Annotated[str, typer.Option(help="Where the runs are.")] = "runs",
 ) -> int:
-    """Evaluate a run or a model: loss, perplexity and ROUGE."""
+    """Evaluate a run and the model it started from: loss, perplexity and ROUGE."""
     from packtrain.cli.evaluate import run_eval
 
-    return run_eval(target, overrides or [], as_json)
+    return run_eval(target, overrides or [], as_json, loss, folder)
 
 
 @app.command(name="recipe")

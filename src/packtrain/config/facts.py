@@ -23,15 +23,17 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """The processes a run gets on this machine.
+    """The processes a run gets, and this machine.
 
     Attributes:
+        processes: over all nodes. local_processes: those that share this node's visible GPUs.
         device: ``cpu`` or ``cuda``.
         memory: bytes of one GPU, or of the host on the CPU.
         bf16: whether the processor computes in bf16 natively.
     """
 
     processes: int
+    local_processes: int
     device: str
     num_gpus: int
     memory: int

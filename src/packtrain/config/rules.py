@@ -40,9 +40,9 @@ def _cuda_absent(recipe: Recipe, facts: Facts) -> Broken:
 
 
 def _too_many_processes(recipe: Recipe, facts: Facts) -> Broken:
-    if facts.device == "cuda" and facts.processes > facts.num_gpus:
+    if facts.device == "cuda" and facts.local_processes > facts.num_gpus:
         return (
-            f"{facts.processes} processes for {facts.num_gpus} GPUs",
+            f"{facts.local_processes} processes for {facts.num_gpus} GPUs",
             f"set launch.processes to at most {facts.num_gpus}",
         )
     return None

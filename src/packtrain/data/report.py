@@ -98,6 +98,20 @@ class DataReport:
     eval: LengthReport | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def notes(self) -> list[str]:
+        """One sentence for each thing that a user should hear of before training."""
+        found = list(self.warnings)
+        for d in self.datasets:
+            if d.dropped:
+                where, reason = d.dropped[0]
+                found.append(f"{d.name}: {d.num_dropped} of {d.read} rows dropped, the first at {where}: {reason}")
+            if d.truncated or d.split:
+                changed = f"{d.truncated} cut, {d.split} split"
+                found.append(
+                    f"{d.name}: rows longer than {self.max_length} tokens: {changed} ({d.tokens_cut} tokens lost)"
+                )
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)

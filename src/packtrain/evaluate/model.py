@@ -17,7 +17,9 @@ def load_for_generation(folder: Path, dtype: str, device: str) -> Any:
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     adapter = folder / "adapter_config.json"
     if not adapter.is_file():

@@ -22,13 +22,18 @@ def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
     Args:
         processes: the size of a group that exists already; None: as the recipe says.
     """
+    joined = processes is not None
     num_gpus = 0 if recipe.launch.device == "cpu" else visible_gpus()
     device = "cuda" if num_gpus else "cpu"
     if processes is None:
         asked = recipe.launch.processes
         processes = asked if asked != "auto" else max(num_gpus, 1)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) if joined else processes
+    if joined and num_gpus == 1:  # srun --gpus-per-task shows each process its own GPU only
+        local = 1
     return Facts(
         processes=processes,
+        local_processes=local,
         device=device,
         num_gpus=num_gpus,
         memory=_gpu_memory() if num_gpus else psutil.virtual_memory().total,

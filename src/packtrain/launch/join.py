@@ -18,6 +18,7 @@ from packtrain.launch.folder import RunFolder
 from packtrain.launch.prepare import prepare
 from packtrain.launch.process import ProcessId, StopFlag
 from packtrain.launch.progress import Progress
+from packtrain.launch.scores import score_final
 from packtrain.launch.supervisor import HEARTBEAT_SECONDS, Outcome
 from packtrain.metrics.reader import EventReader
 
@@ -51,6 +52,8 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         outcome = Outcome(state, 130 if state == "stopped" else 0)
         if here.is_main:
             folder.update_status(state=state, exit=outcome.exit)
+            if state == "done":
+                score_final(folder, recipe)
             print("\n".join(summary.ended(folder, state)), flush=True)
     return outcome
 

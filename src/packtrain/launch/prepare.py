@@ -10,6 +10,7 @@ from typing import TextIO
 
 from packtrain.config import Recipe, dump_recipe
 from packtrain.errors import UserError
+from packtrain.launch import group
 from packtrain.launch.folder import RunFolder, write_text
 
 
@@ -37,6 +38,9 @@ def prepare(recipe: Recipe) -> None:
     shown = _RowCount(sys.stderr)
     data = prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed, shown)
     shown.close()
+    if not group.quiet_rank():
+        for note in data.report.notes():
+            print(f"packtrain: data: {note}", file=sys.stderr)
     rows, processes = len(data.train), recipe.launch.processes
     assert isinstance(processes, int), "resolve comes first"
     if rows < processes:

@@ -15,6 +15,7 @@ from packtrain.launch.prepare import create, named, prepare
 from packtrain.launch.progress import open_progress
 from packtrain.launch.registry import find_run
 from packtrain.launch.resolve_recipe import resolve
+from packtrain.launch.scores import score_final
 from packtrain.launch.supervisor import Outcome, supervise, worker_command
 from packtrain.metrics.reader import EventReader
 
@@ -101,6 +102,8 @@ def _lead(folder: RunFolder, recipe: Recipe) -> int:
         progress.update()
     finally:
         progress.close()
+    if outcome.state == "done":
+        score_final(folder, recipe)
     _report(folder, outcome)
     return outcome.exit
 

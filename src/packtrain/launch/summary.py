@@ -44,6 +44,8 @@ def _numbers(events: dict[str, Event]) -> str:
         parts.append(f"step {step['step']}, loss {step['loss']:.4f}")
     if evaluation := events.get("eval"):
         parts.append(f"eval loss {evaluation['loss']:.4f}")
+    if rouge := events.get("rouge"):
+        parts.append(f"ROUGE-L {rouge['rougeL']:.1f} on {rouge['rows']} rows")
     end, start = events.get("end"), events.get("start", {})
     if end and end["seconds"] > 0 and start.get("step", 0) == 0:  # of a resumed run the seconds are a part
         parts.append(f"{end['tokens'] / end['seconds']:,.0f} tokens/s over {end['seconds']:.0f} s")

@@ -66,7 +66,8 @@ def join(device: str, timeout_seconds: float) -> World:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if device == "cuda":
-        place = torch.device("cuda", local_rank)
+        alone = torch.cuda.device_count() == 1  # srun --gpus-per-task shows each process its own GPU only
+        place = torch.device("cuda", 0 if alone else local_rank)
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
     else:

@@ -69,7 +69,7 @@ def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
     total = recipe.train.max_steps or order.total_steps(recipe.train.epochs)
     built = build(recipe, base, world, folder)
     named = trainable(built.model)
-    store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world)
+    store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world, data.train.folder.name)
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
     session = Session(
@@ -87,9 +87,13 @@ def make_order(recipe: Recipe, data: PreparedData) -> Order:
 
 
 def _resume(session: Session) -> None:
-    newest = session.world.broadcast(session.store.newest() if session.world.is_main else None)
+    found = session.world.broadcast(session.store.newest() if session.world.is_main else None)
+    newest: Path | None
+    passed_over: list[str]
+    newest, passed_over = found  # type: ignore[misc]
+    for fault in passed_over:
+        session.log.write("warning", message=f"checkpoint passed over: {fault}")
     if newest is None:
         return
-    assert isinstance(newest, Path)
     session.position = session.store.load(newest, training_state(session.named, session.optimizer))
     session.log.write("resume", step=session.position.step, checkpoint=newest.name)
