@@ -64,7 +64,7 @@ class CheckpointStore:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint that verifies, and what is wrong with the newer ones that were passed over."""
-        passed_over = []
+        passed_over: list[str] = []
         for path in reversed(self.all()):
             fault = faults(path)
             if fault is None:

@@ -57,42 +57,59 @@ def collate(
     filled = [sum(len(rows.tokens(int(i))) for i in ids) for ids in sequences]
     if length is None:
         length = max(-(-max(filled, default=1) // multiple), 1) * multiple
-    shape = (len(sequences), length)
-    input_ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    document_ids = np.zeros(shape, np.int64)
-    positions: list[np.ndarray] = []
-    targets: list[np.ndarray] = []
-    row_ids: list[np.ndarray] = []
-    starts: list[int] = []
+    layout = _Layout(len(sequences), length)
     for line, ids in enumerate(sequences):
+        layout.place(line, ids, rows)
+    several = packed and any(len(ids) > 1 for ids in sequences)  # one row a sequence is plain causal attention
+    return MicroBatch(layout.inputs(with_documents=several), _joined(layout.row_ids), sum(filled))
+
+
+class _Layout:
+    """The arrays of a micro-batch while rows are put in their places."""
+
+    def __init__(self, num_sequences: int, length: int) -> None:
+        self.length = length
+        shape = (num_sequences, length)
+        self.input_ids, self.position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.document_ids = np.zeros(shape, np.int64)
+        self.label_positions: list[np.ndarray] = []
+        self.targets: list[np.ndarray] = []
+        self.row_ids: list[np.ndarray] = []
+        self.starts: list[int] = []
+
+    def place(self, line: int, ids: np.ndarray, rows: TokenRows) -> None:
+        """Rows end to end from the start of a sequence; what is left over becomes a document of its own."""
         at = 0
         for document, row in enumerate(ids, start=1):
             tokens, labelled = rows.tokens(int(row)), rows.labelled(int(row))
-            end = at + len(tokens)
-            input_ids[line, at:end] = tokens
-            position_ids[line, at:end] = np.arange(len(tokens))
-            document_ids[line, at:end] = document
+            end, start = at + len(tokens), line * self.length + at
+            self.input_ids[line, at:end] = tokens
+            self.position_ids[line, at:end] = np.arange(len(tokens))
+            self.document_ids[line, at:end] = document
             learned = np.flatnonzero(labelled[1:])
-            positions.append(line * length + at + learned)
-            targets.append(tokens[learned + 1])
-            row_ids.append(np.full(len(learned), row, dtype=np.int64))
-            starts.append(line * length + at)
+            self.label_positions.append(start + learned)
+            self.targets.append(tokens[learned + 1])
+            self.row_ids.append(np.full(len(learned), row, dtype=np.int64))
+            self.starts.append(start)
             at = end
-        if at < length:
-            position_ids[line, at:] = np.arange(length - at)
-            starts.append(line * length + at)
-    inputs: dict[str, Any] = {
-        "input_ids": torch.from_numpy(input_ids),
-        "position_ids": torch.from_numpy(position_ids),
-        "label_positions": torch.from_numpy(_joined(positions)),
-        "targets": torch.from_numpy(_joined(targets)),
-    }
-    if packed and any(len(ids) > 1 for ids in sequences):  # one row a sequence is plain causal attention
-        boundaries = np.array([*starts, shape[0] * length], dtype=np.int32)
-        inputs["document_ids"] = torch.from_numpy(document_ids)
-        inputs["cu_seqlens"] = torch.from_numpy(boundaries)
-        inputs["max_seqlen"] = int(np.diff(boundaries).max())
-    return MicroBatch(inputs, _joined(row_ids), sum(filled))
+        if at < self.length:
+            self.position_ids[line, at:] = np.arange(self.length - at)
+            self.starts.append(line * self.length + at)
+
+    def inputs(self, with_documents: bool) -> dict[str, Any]:
+        """Keyword arguments of ``CausalLMWithLoss.forward``."""
+        found: dict[str, Any] = {
+            "input_ids": torch.from_numpy(self.input_ids),
+            "position_ids": torch.from_numpy(self.position_ids),
+            "label_positions": torch.from_numpy(_joined(self.label_positions)),
+            "targets": torch.from_numpy(_joined(self.targets)),
+        }
+        if with_documents:
+            boundaries = np.array([*self.starts, self.input_ids.size], dtype=np.int32)
+            found["document_ids"] = torch.from_numpy(self.document_ids)
+            found["cu_seqlens"] = torch.from_numpy(boundaries)
+            found["max_seqlen"] = int(np.diff(boundaries).max())
+        return found
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
