@@ -6,7 +6,7 @@
     python benchmarks/preprocessing.py --trl-python ~/venv-trl/bin/python --lf-python ~/venv-lf/bin/python
 
 The tools take turns; each run is a new process with an empty cache and waits until the machine is idle.
-Imports are not timed. One worker of a peer is its own process: a pool of one, its other way, is slower.
+Imports are not timed. One worker of a peer is its own process, not a pool of one, which is no faster.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def add_lora(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str
         task_type="CAUSAL_LM",
     )
     vars(model)["name_or_path"] = base  # where peft looks for the base model's name
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's own use of names that transformers will drop
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 

@@ -39,6 +39,8 @@ app.add_typer(runs.app, name="runs")
 
 def main() -> None:
     """The console script."""
+    # OpenMP's threads wait by spinning; on cores that others use too, CPU runs then lose half of their speed.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -46,6 +46,8 @@ def _score(console: Console, label: str, folder: Path, recipe: Recipe, base: Pat
     assert rows is not None
     limit = min(recipe.evaluate.rouge_rows, len(rows))
     columns = (TextColumn(f"summaries {label}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if not console.is_terminal:
+        console.print(f"writing {limit} summaries, {label} training ...")
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=limit)
         device, precision = recipe.launch.device, recipe.train.precision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,4 +30,6 @@ def load_for_generation(folder: Path, dtype: str, device: str) -> Any:
 
     base = model_folder(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch_dtype, local_files_only=True)
-    return PeftModel.from_pretrained(model, folder).merge_and_unload().to(device).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's own use of names that transformers will drop
+        return PeftModel.from_pretrained(model, folder).merge_and_unload().to(device).eval()

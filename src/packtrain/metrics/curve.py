@@ -41,7 +41,7 @@ def draw_curve(events: list[dict[str, Any]], file: Path, title: str) -> None:
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
     """Exponential mean over about a twentieth of the run, without the bias of its start."""
-    decay = 1 - 1 / max(len(values) / 20, 2)
+    decay = 1 - 1 / max(len(values) / 20, 4)
     mean, weight, out = 0.0, 0.0, []
     for value in values:
         mean, weight = decay * mean + (1 - decay) * value, decay * weight + (1 - decay)
