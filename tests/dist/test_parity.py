@@ -61,10 +61,12 @@ def expected(case: tuple[Path, str]) -> dict[str, Any]:
 
 
 def assert_equal(found: Any, wanted: Any) -> None:
+    """Within 1e-5, of the value where it is above 1: Gemma's LoRA has gradient norms of 0.07, whose last digits
+    hang on AdamW's first steps along gradients of rounding size."""
     (steps, loss), (wanted_steps, wanted_loss) = found, wanted
-    assert [s[0] for s in steps] == pytest.approx([s[0] for s in wanted_steps], rel=1e-5)
-    assert [s[1] for s in steps] == pytest.approx([s[1] for s in wanted_steps], rel=1e-5)
-    assert loss == pytest.approx(wanted_loss, rel=1e-5)
+    assert [s[0] for s in steps] == pytest.approx([s[0] for s in wanted_steps], rel=1e-5, abs=1e-5)
+    assert [s[1] for s in steps] == pytest.approx([s[1] for s in wanted_steps], rel=1e-5, abs=1e-5)
+    assert loss == pytest.approx(wanted_loss, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
