@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.data.store import TokenStore
 
-BATCH = 16
+BATCH = 32
 
 
 @dataclass(frozen=True)
