@@ -95,13 +95,18 @@ def test_interrupted_and_resumed_is_the_same_curve(model: Path, tmp_path: Path) 
     assert losses(run) == losses(tmp_path / "whole" / "runs" / "run")
 
 
-def test_other_data_under_a_checkpoint_is_refused(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["data", "base model"])
+def test_other_data_or_base_model_under_a_checkpoint_is_refused(tmp_path: Path, changed: str) -> None:
+    model = make_model(tmp_path / "model")
     recipe = write_recipe(tmp_path, model, checkpoint={"every": 1})
     assert packtrain("train", str(recipe)).returncode == 0
     run = tmp_path / "runs" / "run"
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
-    write_chats(tmp_path / "chats.jsonl", 24, seed=9)
+    if changed == "data":
+        write_chats(tmp_path / "chats.jsonl", 24, seed=9)
+    else:
+        make_model(model, initializer_range=0.03)
     refused = packtrain("runs", "resume", str(run))
     assert refused.returncode == 2
-    assert "other data" in refused.stderr and "Traceback" not in refused.stderr
+    assert f"other {changed}" in refused.stderr and "Traceback" not in refused.stderr

@@ -151,6 +151,27 @@ def unknown_target(c: Case) -> None:
     c.words = ["method.type=lora", "method.targets=[q_porj]"]
 
 
+def prompt_without_column(c: Case) -> None:
+    c.lines({"dialogue": "A: hi", "summary": "A says hi."})
+    c.recipe["data"]["train"] = [{"path": str(c.data), "prompt": "Sum up {dialogue", "columns": {"output": "summary"}}]
+
+
+def infinite_rate(c: Case) -> None:
+    c.words = ["train.learning_rate=1e400"]
+
+
+def endless_weight(c: Case) -> None:
+    c.recipe["data"]["train"] = [{"path": str(c.data), "weight": 1e9}]
+
+
+def no_target(c: Case) -> None:
+    c.words = ["method.type=lora", "method.targets=[]"]
+
+
+def ready_made_id_out_of_range(c: Case) -> None:
+    c.lines({"input_ids": [5, 6, 7]}, {"input_ids": [5, 999]})
+
+
 def unknown_name(c: Case) -> None:
     c.recipe["data"]["train"] = ["samsum_mimi"]
 
@@ -185,6 +206,11 @@ CASES: dict[Callable[[Case], None], tuple[str, ...]] = {
     shard_size: ("parallel.shard_size", "3", "[1, 2, 4]"),
     past_the_model: ("data.max_length", "4096", "512"),
     unknown_target: ("method.targets", "q_porj", "q_proj"),
+    prompt_without_column: ("chats.jsonl", "opens '{dialogue'", "does not close"),
+    infinite_rate: ("train.learning_rate", "1e400", "a finite number"),
+    endless_weight: ("weight", "1000"),
+    no_target: ("method.targets", "[]", "at least one entry"),
+    ready_made_id_out_of_range: ("chats.jsonl:2", "999", "261"),
     unknown_name: ("samsum_mimi", "samsum_mini"),
     block_out_of_range: ("method.trainable", "blocks.9", "0 to 3"),
 }

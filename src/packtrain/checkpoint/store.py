@@ -40,11 +40,12 @@ class CheckpointStore:
     Args:
         folder: the run's ``checkpoints`` folder, seen by all ranks.
         keep: how many of the newest stay.
-        data: identifies the tokenised data; a step's rows are a function of it.
+        belongs_to: fingerprints of what a run stands on, by what it is called: ``{"data": ..., "base model": ...}``.
+            A step's rows are a function of the data, and a LoRA checkpoint is nothing without its base model.
     """
 
-    def __init__(self, folder: Path, keep: int, world: World, data: str = "") -> None:
-        self.folder, self.keep, self.world, self.data = folder, keep, world, data
+    def __init__(self, folder: Path, keep: int, world: World, belongs_to: dict[str, str]) -> None:
+        self.folder, self.keep, self.world, self.belongs_to = folder, keep, world, belongs_to
 
     def save(self, state: dict[str, torch.Tensor], position: Position) -> Path:
         """Write a checkpoint; every rank calls this at the same step. Returns its folder, whole."""
@@ -84,9 +85,10 @@ class CheckpointStore:
     def load(self, path: Path, state: dict[str, torch.Tensor]) -> Position:
         """Copy a checkpoint into the tensors of ``state``, whatever number of processes wrote it."""
         manifest = read_manifest(path)
-        if manifest["data"] != self.data:
-            what = "was saved on other data than the recipe's files hold now"
-            raise UserError(str(path), what, "restore the data, or start a new run")
+        for name, fingerprint in self.belongs_to.items():
+            if manifest["belongs_to"][name] != fingerprint:
+                what = f"was saved on other {name} than the recipe's files hold now"
+                raise UserError(str(path), what, f"restore the {name}, or start a new run")
         missing = sorted(set(state) ^ set(manifest["keys"]))
         if missing:
             raise UserError(
@@ -112,7 +114,7 @@ class CheckpointStore:
     def _complete(self, temporary: Path, final: Path, hashes: dict[str, Any], position: Position) -> None:
         keys = list(dcp.FileSystemReader(temporary).read_metadata().state_dict_metadata)
         manifest = {
-            "data": self.data,
+            "belongs_to": self.belongs_to,
             "position": asdict(position),
             "world_size": self.world.size,
             "files": hashes,

@@ -182,6 +182,7 @@ def _expectation(fault: ErrorDetails) -> str:
         "bool_parsing": lambda: "true or false",
         "bool_type": lambda: "true or false",
         "string_type": lambda: "a text",
+        "finite_number": lambda: "a finite number",
         "list_type": lambda: "a list",
         "model_type": lambda: "a mapping",
         "model_attributes_type": lambda: "a mapping",

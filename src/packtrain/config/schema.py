@@ -19,7 +19,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A part of the recipe: unknown keys are errors, values are checked on assignment."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -51,7 +51,7 @@ class Dataset(Section):
     prompt: str | None = Field(
         None, description="A template such as `Summarise:\\n{dialogue}` that builds the user's turn from columns."
     )
-    weight: Annotated[float, Field(gt=0)] = Field(
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         1.0, description="Passes over these rows in one epoch: 0.5 takes a fresh half each epoch, 2 takes all twice."
     )
 
@@ -101,7 +101,7 @@ class MethodSection(Section):
     rank: PositiveInt = Field(16, description="LoRA rank.")
     alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="LoRA alpha; the update is scaled by alpha / rank.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="LoRA dropout.")
-    targets: Literal["all_linear"] | list[str] = Field(
+    targets: Literal["all_linear"] | Annotated[list[str], Field(min_length=1)] = Field(
         "all_linear",
         description="`all_linear` (every linear module in the blocks) or names such as [q_proj, v_proj].",
     )

@@ -72,6 +72,7 @@ def choose_reader(
         known = recognised(set(seen))
         prompt, answer = (known.prompt, known.answer) if known else (prompt, answer)
     if prompt is not None:
+        _check_prompt(prompt, where)
         named = columns.output or columns.completion or answer
         return _prompt_reader(prompt, named or _answer_column(seen, where))
     name = _detect(columns, seen, where) if name == "auto" else name
@@ -136,6 +137,16 @@ def _pair(system: str, user: str, answer: str) -> Chat:
     if system:
         return Chat(("system", "user", "assistant"), [system, user, answer])
     return Chat(("user", "assistant"), [user, answer])
+
+
+def _check_prompt(template: str, where: str) -> None:
+    """A prompt names at least one column, and closes every brace that opens a name."""
+    unclosed = re.search(r"\{\w+(?![\w}])", template)
+    if unclosed or not re.search(r"\{\w+\}", template):
+        what = f"the prompt {template!r} has no {{column}} in it"
+        if unclosed:
+            what = f"the prompt {template!r} opens '{unclosed[0]}' and does not close it"
+        raise UserError(where, what, "write columns as in 'Summarise: {dialogue}'")
 
 
 def _prompt_reader(template: str, answer_column: str) -> Reader:

@@ -99,7 +99,7 @@ def _reported(file: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).name == Path(file).name] or list(frames)
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno

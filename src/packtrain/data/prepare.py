@@ -13,13 +13,13 @@ import orjson
 
 from packtrain.config.schema import DataSection, Dataset
 from packtrain.data.cache import build_once, cache_root, data_key
-from packtrain.data.drafts import Job, SkeletonError
+from packtrain.data.drafts import Encoded, Job, SkeletonError
 from packtrain.data.pool import encode_source, usable_cores
 from packtrain.data.report import DataReport, DatasetReport, dataset_from_json, length_report
 from packtrain.data.sources import Source, find_source
 from packtrain.data.store import StoreWriter, TokenStore
 from packtrain.data.template import choose_template
-from packtrain.data.tokenizer import check_vocabulary, load_tokenizer, parts_of
+from packtrain.data.tokenizer import check_vocabulary, load_tokenizer, parts_of, vocabulary_size
 from packtrain.errors import UserError
 
 Progress = Callable[[int, int | None], None]
@@ -51,10 +51,11 @@ def prepare_data(
         UserError: a data set is missing or malformed, or no row of it can be used.
     """
     tokenizer = load_tokenizer(tokenizer_path)
-    check_vocabulary(tokenizer, Path(tokenizer_path) / "config.json")
+    config_file = Path(tokenizer_path) / "config.json"
+    check_vocabulary(tokenizer, config_file)
     template, warning = choose_template(data.template, tokenizer)
     job = Job(parts_of(tokenizer), template, max_length, data.overlong, data.train_on)
-    build = _Builder(data, job, tokenizer, progress)
+    build = _Builder(data, job, tokenizer, vocabulary_size(config_file), progress)
     train, reports = build.part(data.train, "train")
     held_out: TokenStore | None = None
     if isinstance(data.eval, list):
@@ -92,8 +93,11 @@ def _hashes(count: int, seed: int) -> np.ndarray:
 class _Builder:
     """Encodes one part of the data (train or eval) into one cached store."""
 
-    def __init__(self, data: DataSection, job: Job, tokenizer: Any, progress: Progress | None) -> None:
+    def __init__(
+        self, data: DataSection, job: Job, tokenizer: Any, vocabulary: int | None, progress: Progress | None
+    ) -> None:
         self._data, self._job, self._tokenizer, self._progress = data, job, tokenizer, progress
+        self._vocabulary = vocabulary
         self._workers = usable_cores() if data.workers == "auto" else int(data.workers)
 
     def part(self, datasets: Sequence[Dataset], name: str) -> tuple[TokenStore, list[DatasetReport]]:
@@ -114,7 +118,7 @@ class _Builder:
         entries = [
             [s.name, s.format, s.columns.model_dump(), s.prompt, s.answer, s.fingerprint, len(s.files)] for s in sources
         ]
-        return {"job": job, "sources": entries}
+        return {"job": job, "sources": entries, "vocabulary": self._vocabulary}
 
     def _build(self, folder: Path, sources: Sequence[Source]) -> None:
         while True:
@@ -131,12 +135,24 @@ class _Builder:
                 for encoded in encode_source(source, self._job, self._workers):
                     report.add(encoded)
                     assert encoded.rows
+                    self._check_ids(encoded)
                     writer.append(encoded.rows, index, encoded.file, encoded.unit)
                     done += encoded.counts["read"]
                     if self._progress:
                         self._progress(done, None)
                 _require_rows(report)
             writer.attach(REPORT, orjson.dumps([asdict(report) for report in reports]))
+
+    def _check_ids(self, encoded: Encoded) -> None:
+        """Ready-made rows may hold ids that the model has no embedding for; a tokenizer's own cannot."""
+        assert encoded.rows
+        tokens = encoded.rows.tokens
+        if self._vocabulary is None or not len(tokens) or 0 <= tokens.min() <= tokens.max() < self._vocabulary:
+            return
+        at = int(np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))[0])
+        row = int(np.searchsorted(np.cumsum(encoded.rows.lengths), at, side="right"))
+        what = f"token id {int(tokens[at])} of input_ids is not below the model's vocab_size {self._vocabulary}"
+        raise UserError(encoded.where(int(encoded.rows.numbers[row])), what, "tokenise with the model's own tokenizer")
 
 
 def _require_rows(report: DatasetReport) -> None:

@@ -80,16 +80,21 @@ def load_tokenizer(path: Path | str) -> Any:
         raise UserError(str(path), what, "check model.path and its tokenizer files") from error
 
 
+def vocabulary_size(config_file: Path) -> int | None:
+    """Rows of the model's embedding, from its config.json; None where there is none."""
+    if not config_file.is_file():
+        return None
+    config = orjson.loads(config_file.read_bytes())
+    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+
+
 def check_vocabulary(tokenizer: Any, config_file: Path) -> None:
     """Refuse a tokenizer with ids that the model has no embedding for.
 
     Raises:
         UserError: the largest id is not below the config's vocab_size.
     """
-    if not config_file.is_file():
-        return
-    config = orjson.loads(config_file.read_bytes())
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    size = vocabulary_size(config_file)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if size is not None and largest >= size:
         what = f"the tokenizer's largest token id is {largest}, the model's vocab_size is {size}"

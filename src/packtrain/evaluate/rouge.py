@@ -81,11 +81,36 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
     return sorted({int(i) for i in ids if i is not None})
 
 
+class Words:
+    """rouge-score's own words (a to z and digits, stemmed), and beside them the words of every other script.
+
+    Chinese, Japanese and Thai are written without spaces: there each character is a word.
+    """
+
+    def __init__(self) -> None:
+        import regex
+        from rouge_score.tokenizers import DefaultTokenizer
+
+        self._latin = DefaultTokenizer(use_stemmer=True)
+        spaceless = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}"
+        self._words = regex.compile(rf"[{spaceless}]|[^\W_{spaceless}]+", regex.V0)
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words that are compared."""
+        if text.isascii():
+            return self._latin.tokenize(text)
+        return [
+            w
+            for word in self._words.findall(text.lower())
+            for w in (self._latin.tokenize(word) if word.isascii() else [word])
+        ]
+
+
 def rouge(found: Sequence[Exchange]) -> dict[str, float]:
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, in percent (Lin 2004; the rouge-score package)."""
     from rouge_score.rouge_scorer import RougeScorer
 
     names = ["rouge1", "rouge2", "rougeL"]
-    scorer = RougeScorer(names, use_stemmer=True)
+    scorer = RougeScorer(names, tokenizer=Words())
     scores = [scorer.score(e.wanted, e.written) for e in found]
     return {name: 100 * sum(s[name].fmeasure for s in scores) / max(len(scores), 1) for name in names}

@@ -104,7 +104,9 @@ class RunFolder:
             what = "not a run folder (no status.json)"
             raise UserError(str(self.path), what, "see `packtrain runs`") from None
         except ValueError as error:
-            raise UserError(str(self.status), f"damaged: {error}", "remove this run folder") from error
+            raise UserError(
+                str(self.status), f"damaged: {error}", "restore that file; the checkpoints beside it are untouched"
+            ) from error
         known = {f.name for f in fields(Status)}
         return Status(**{key: value for key, value in values.items() if key in known})
 

@@ -26,6 +26,8 @@ class EventLog:
 
     def __init__(self, path: Path | None, sinks: Sequence[Sink] = ()) -> None:
         self._file = open(path, "a", encoding="utf-8", buffering=1) if path else None  # noqa: SIM115
+        if path and self._file and _torn(path):
+            self._file.write("\n")
         self._sinks = sinks
 
     def write(self, event: str, **values: Any) -> None:
@@ -41,6 +43,15 @@ class EventLog:
             self._file.close()
         for sink in self._sinks:
             sink.close()
+
+
+def _torn(path: Path) -> bool:
+    """Whether a crash left half a line at the end."""
+    with open(path, "rb") as file:
+        if file.seek(0, 2) == 0:
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from packtrain.errors import UserError
 
 _HEADER_LIMIT = 100 * 2**20
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -41,6 +43,19 @@ class WeightFiles:
         for file in _files(folder):
             entries.update(_read_header(file))
         return cls(folder, entries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the headers and of samples all over the files: tells two models of one shape apart."""
+        digest = hashlib.sha256()
+        for file in sorted({entry.file for entry in self.entries.values()}):
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}".encode())
+            with open(file, "rb") as handle:
+                for part in range(_SAMPLES):
+                    handle.seek(size * part // _SAMPLES)
+                    digest.update(handle.read(_SAMPLE_BYTES))
+        return digest.hexdigest()[:32]
 
     @cached_property
     def num_parameters(self) -> int:

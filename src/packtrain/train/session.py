@@ -69,7 +69,8 @@ def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
     total = recipe.train.max_steps or order.total_steps(recipe.train.epochs)
     built = build(recipe, base, world, folder)
     named = trainable(built.model)
-    store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world, data.train.folder.name)
+    belongs_to = {"data": data.train.folder.name, "base model": built.files.fingerprint}
+    store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world, belongs_to)
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
     session = Session(
