@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packtrain.config import Recipe, load_recipe
+from packtrain.config.resolve import auto_max_length
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from packtrain.data import DataReport, PreparedData, TokenStore
     from packtrain.data.report import DatasetReport, LengthReport
 
-LARGEST_AUTO_LENGTH = 4096
 DROPPED_SHOWN = 10
 
 
@@ -63,7 +63,7 @@ def _max_length(recipe: Recipe, folder: Path) -> int:
         return int(recipe.data.max_length)
     config = json_module.loads((folder / "config.json").read_text())
     config = {**config, **config.get("text_config", {})}
-    return min(LARGEST_AUTO_LENGTH, config.get("max_position_embeddings") or LARGEST_AUTO_LENGTH)
+    return auto_max_length(config.get("max_position_embeddings"))
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:

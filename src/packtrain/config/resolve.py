@@ -28,9 +28,14 @@ def resolve(recipe: Recipe, facts: Facts) -> Recipe:
     return recipe
 
 
+def auto_max_length(model_limit: int | None) -> int:
+    """What ``data.max_length: auto`` is, in tokens, for a model of so many positions (None: it does not say)."""
+    return min(_LONGEST, model_limit or _LONGEST)
+
+
 def _resolve_data(recipe: Recipe, facts: Facts) -> None:
     if recipe.data.max_length == "auto":
-        recipe.data.max_length = min(_LONGEST, facts.model.max_length or _LONGEST)
+        recipe.data.max_length = auto_max_length(facts.model.max_length)
     if recipe.data.workers == "auto":
         recipe.data.workers = facts.num_cores
 

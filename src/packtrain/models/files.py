@@ -13,7 +13,6 @@ from packtrain.errors import UserError
 
 _HEADER_LIMIT = 100 * 2**20
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 @dataclass(frozen=True)
