@@ -61,13 +61,16 @@ def make_model(
     return folder
 
 
-def write_uneven_rows(file: Path, label_counts: list[int]) -> Path:
-    """Ready-made token rows with exactly these label counts, as ``file.py:rows`` for a recipe."""
+def write_uneven_rows(file: Path, label_counts: list[int], also: range = range(0)) -> Path:
+    """Ready-made token rows with exactly these label counts, as ``file.py:rows`` for a recipe; ids of ``also`` are
+    among their prompts and labels."""
     random = np.random.default_rng(7)
     rows = []
     for count in label_counts:
         prompt = random.integers(5, 261, size=int(random.integers(3, 20))).tolist()
         answer = random.integers(5, 261, size=count).tolist()
+        for new in also:
+            prompt[int(random.integers(len(prompt)))] = answer[int(random.integers(count))] = new
         rows.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
     data = file.with_suffix(".json")
     data.write_text(json.dumps(rows))
@@ -91,7 +94,7 @@ def write_chats(file: Path, num_rows: int, seed: int = 0) -> Path:
     return file
 
 
-def values(model: Path, source: str, **sections: dict[str, Any]) -> dict[str, Any]:
+def values(model: Path, source: str, /, **sections: dict[str, Any]) -> dict[str, Any]:
     """A recipe as a mapping: float32, no warm-up, no evaluation, and what ``sections`` change."""
     recipe: dict[str, dict[str, Any]] = {
         "model": {"path": str(model)},

@@ -36,7 +36,11 @@ def poisoned(world: Any, recipe: dict[str, Any]) -> tuple[str, bool]:
 def test_non_finite_loss_names_step_rank_and_rows(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model"), str(write_chats(tmp_path / "chats.jsonl", 8))
     recipe = values(
-        model, data, method={"type": "lora"}, parallel={"strategy": "ddp"}, train={"batch_size": 4, "micro_batch_size": 2}
+        model,
+        data,
+        method={"type": "lora"},
+        parallel={"strategy": "ddp"},
+        train={"batch_size": 4, "micro_batch_size": 2},
     )
     for message, same in run_ranks(2, poisoned, recipe):
         assert message.startswith("step 2: loss ")

@@ -14,6 +14,7 @@ from tests.jobs import NeverStop, open_job
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_chats
 
+TOKENS = {"add_tokens": ["<call>", "</call>"]}
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"type": "full"},
     "freeze": {"type": "freeze", "freeze_first": 2},
@@ -22,30 +23,53 @@ METHODS: dict[str, dict[str, Any]] = {
     "rslora": {"type": "lora", "rank": 4, "rslora": True, "targets": ["q_proj", "v_proj"]},
     "pissa": {"type": "lora", "rank": 4, "start": "pissa"},
     "pissa rslora": {"type": "lora", "rank": 4, "start": "pissa", "rslora": True},
+    "qlora": {"type": "qlora", "rank": 4},
+    "qlora dora": {"type": "qlora", "rank": 4, "dora": True},
+    "llama_adapter": {"type": "llama_adapter", "virtual_tokens": 5, "adapter_blocks": 3},
+    "prefix": {"type": "prefix", "virtual_tokens": 5},
+    "lora parts": {"type": "lora", "rank": 4, "also_train": ["embedding", "norm", "head"]},
+    "lora tokens": {"type": "lora", "rank": 4},
+    "full tokens": {"type": "full"},
+    "freeze tokens": {"type": "freeze", "trainable": ["blocks.3"]},
+    "prefix tokens": {"type": "prefix", "virtual_tokens": 5},
+    "llama_adapter parts": {"type": "llama_adapter", "virtual_tokens": 5, "adapter_blocks": 2, "also_train": ["norm"]},
 }
 
 # Runs without packtrain on its path: what a user elsewhere would type.
 LOADER = """
 import json, sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-folder, base, is_adapter = sys.argv[1], sys.argv[2], sys.argv[3] == "adapter"
-if is_adapter:
-    from peft import PeftModel
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model = PeftModel.from_pretrained(model, folder)
-    trained = {n: p for n, p in model.named_parameters() if "lora_" in n}
-    assert trained and all(p.abs().sum() > 0 for p in trained.values()), "an adapter is zero"
-    missing = []
-else:
+from peft import AutoPeftModelForCausalLM, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+def load_adapter(folder):
+    bits = {}
+    if "qlora" in folder:
+        bits = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+    model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **bits)
+    stored = load_file(folder + "/adapter_model.safetensors")
+    assert stored and all(t.abs().sum() > 0 for t in stored.values()), "an adapter is zero"
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return model, sorted(set(own) ^ set(stored)) + [n for n in own if not torch.equal(own[n], stored[n])]
+
+def load_model(folder):
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    missing = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"])
-tokenizer = AutoTokenizer.from_pretrained(folder)
-ids = torch.arange(5, 45)[None]
-with torch.no_grad():
-    logits = model.eval()(input_ids=ids).logits[0, -1, :8].tolist()
-chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    return model, sorted(info["missing_keys"]) + sorted(info["unexpected_keys"])
+
+def look_at(folder, kind):
+    model, missing = load_adapter(folder) if kind == "adapter" else load_model(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.arange(5, 45)[None]
+    ids[0, 20] = len(tokenizer) - 1
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids).logits[0, -1, [*range(7), len(tokenizer) - 1]].tolist()
+    messages = [{"role": "user", "content": "hi"}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return {"logits": logits, "missing": missing, "chat": chat}
+
+found = {folder: look_at(folder, kind) for folder, kind in json.loads(sys.argv[1]).items()}
 assert "packtrain" not in sys.modules
-print(json.dumps({"logits": logits, "missing": missing, "chat": chat}))
+print(json.dumps(found))
 """
 
 
@@ -73,13 +97,15 @@ def logits_of(session: Any) -> list[float]:
 
     model = session.built.model.eval()
     ids = torch.arange(5, 45)[None]
+    tokens = 261 + len(session.recipe.model.add_tokens)
+    ids[0, 20] = tokens - 1
     position = torch.arange(40)[None]
     losses = [
         session.built.strategy.forward(
             input_ids=ids, position_ids=position, label_positions=torch.tensor([39]), targets=torch.tensor([target]),
             per_token=True,
         ).item()
-        for target in range(8)
+        for target in [*range(7), tokens - 1]
     ]  # fmt: skip
     del model
     return losses
@@ -87,25 +113,28 @@ def logits_of(session: Any) -> list[float]:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_final_loads_elsewhere(tmp_path: Path, tied: bool) -> None:
-    base = make_model(tmp_path / "base", tied=tied)
+    base = make_model(tmp_path / "base", tied=tied, intermediate_size=128)
     data = str(write_chats(tmp_path / "chats.jsonl", 12))
     recipes = {
-        name: values(base, data, method=section, parallel={"strategy": "fsdp", "shard_size": 2}, launch={"processes": 2})
+        name: values(
+            base, data, method=section, parallel={"strategy": "fsdp", "shard_size": 2}, launch={"processes": 2},
+            model=TOKENS if "tokens" in name else {},
+        )
         for name, section in METHODS.items()
-    }
+    }  # fmt: skip
     trained = run_ranks(2, train_and_save, recipes, str(tmp_path))[0]
-    for name in METHODS:
-        folder = tmp_path / name.replace(" ", "-") / "final"
-        kind = "adapter" if METHODS[name]["type"] == "lora" else "model"
-        command = [sys.executable, "-c", LOADER, str(folder), str(base), kind]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert found["missing"] == []
+    folders = {name: str(tmp_path / name.replace(" ", "-") / "final") for name in METHODS}
+    kinds = {folders[n]: "model" if s["type"] in ("full", "freeze") else "adapter" for n, s in METHODS.items()}
+    command = [sys.executable, "-c", LOADER, json.dumps(kinds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, folder in folders.items():
+        found = json.loads(done.stdout.splitlines()[-1])[folder]
+        assert found["missing"] == [], name
         assert found["chat"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
         # losses are logsumexp - logit, so their differences are those of the logits
         gaps = [trained[name][0] - loss for loss in trained[name]]
         wanted = [logit - found["logits"][0] for logit in found["logits"]]
         assert gaps == pytest.approx(wanted, abs=2e-4), name
-        assert (folder / "README.md").read_text().startswith("---\nbase_model:")
+        assert (Path(folder) / "README.md").read_text().startswith("---\nbase_model:")
     assert not list(tmp_path.glob("*/final.tmp"))

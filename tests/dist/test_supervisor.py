@@ -101,9 +101,7 @@ DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY + "time.sleep(6
 
 
 def test_all_ranks_succeed(folder: RunFolder) -> None:
-    outcome = run(
-        folder, "print(os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'], os.environ['LOCAL_RANK'])"
-    )
+    outcome = run(folder, "print(os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'], os.environ['LOCAL_RANK'])")
     assert outcome == Outcome("done", 0)
     status = folder.read_status()
     assert (status.state, status.exit, [rank["exit"] for rank in status.ranks]) == ("done", 0, [0, 0])

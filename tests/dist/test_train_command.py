@@ -40,7 +40,9 @@ def write_recipe(folder: Path, model: Path, **sections: dict[str, Any]) -> Path:
 
 def packtrain(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "packtrain", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env={**os.environ, **(env or {})}
+    )
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -33,6 +34,13 @@ def freeze(model: nn.Module, plan: ModelPlan, method: MethodSection) -> None:
         trained = {id(p) for p in model.parameters()} - kept
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
+
+
+def train_also(model: nn.Module, plan: ModelPlan, parts: Sequence[str]) -> None:
+    """Train whole parts of the model beside an adapter: ``method.also_train``."""
+    for part in parts:
+        for prefix in _prefixes(part, plan):
+            model.get_submodule(prefix).requires_grad_(True)
 
 
 def _under(name: str, prefixes: list[str]) -> bool:

@@ -1,26 +1,26 @@
 """LoRA through peft, started by us: alike on all ranks and for any number of them.
 
-peft builds the layers on the meta device; A, B and DoRA's magnitudes get their values when the shards exist.
-Sources: LoRA https://arxiv.org/abs/2106.09685, rsLoRA https://arxiv.org/abs/2312.03732, DoRA
-https://arxiv.org/abs/2402.09353, LoRA+ https://arxiv.org/abs/2402.12354.
+peft builds the layers on the meta device, around plain or quantised linears; A, B and DoRA's magnitudes get their
+values when the shards exist. Sources: LoRA https://arxiv.org/abs/2106.09685, QLoRA https://arxiv.org/abs/2305.14314,
+rsLoRA https://arxiv.org/abs/2312.03732, DoRA https://arxiv.org/abs/2402.09353, LoRA+ https://arxiv.org/abs/2402.12354.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
+from packtrain.adapters.start import uniform
 from packtrain.adapters.targets import find_targets
 from packtrain.config.schema import MethodSection
-from packtrain.models.files import WeightFiles
-from packtrain.models.names import file_key, is_adapter
 from packtrain.models.plan import ModelPlan
-from packtrain.models.weights import WeightReader, local_slices, local_tensor, resolve_key
+from packtrain.models.quantized import QuantizedLinear
+from packtrain.models.weights import local_slices, local_tensor
+
+_ROWS = 512  # of a weight, whose norms are taken at once
 
 
 def add_lora(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str) -> Any:
@@ -29,7 +29,7 @@ def add_lora(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str
     Args:
         base: what the adapter's config names as its base model.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     names = find_targets(model, plan, method.targets)
     config = LoraConfig(
@@ -42,6 +42,13 @@ def add_lora(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str
         bias="none",
         task_type="CAUSAL_LM",
     )
+    return wrap(model, config, base)
+
+
+def wrap(model: nn.Module, config: Any, base: str) -> Any:
+    """peft's model around a meta-device ``model``, whose adapter will name ``base`` as what it belongs to."""
+    from peft import get_peft_model
+
     vars(model)["name_or_path"] = base  # where peft looks for the base model's name
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's own use of names that transformers will drop
@@ -55,38 +62,37 @@ def shortest_tails(names: list[str], others: list[str]) -> list[str]:
     return tails if set(selected) == set(names) else sorted(names)
 
 
-def start_adapters(model: nn.Module, files: WeightFiles, decoder: str, seed: int) -> None:
+def start_adapters(model: nn.Module, seed: int) -> None:
     """Fill the adapters' local shards: A uniform, B zero, DoRA's magnitudes the norms of the base weight's rows.
 
-    Each tensor's random stream is keyed by (seed, name), so a value depends on nothing else.
+    The base weights are in already. Each tensor's random stream is keyed by (seed, name), so a value depends on
+    nothing else.
     """
-    with WeightReader(files) as reader, torch.no_grad():
+    with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not is_adapter(name):
-                continue
-            local, slices = local_tensor(parameter), local_slices(parameter)
-            if ".lora_B." in name:
+            local = local_tensor(parameter)
+            if ".lora_A." in name:
+                local.copy_(uniform(name, tuple(parameter.shape), seed)[local_slices(parameter)])
+            elif ".lora_B." in name:
                 local.zero_()
-            elif local.numel() == 0:
-                continue
-            elif ".lora_A." in name:
-                local.copy_(random_a(name, tuple(parameter.shape), seed)[slices])
-            else:
-                local.copy_(_row_norms(reader, name, slices, decoder))
+            elif ".lora_magnitude_vector." in name:
+                local.copy_(_row_norms(model.get_submodule(name.split(".lora_")[0] + ".base_layer")))
 
 
-def random_a(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """LoRA's A, (rank, in) float32: uniform in +-1/sqrt(in), which is peft's Kaiming start."""
-    digest = hashlib.sha256(f"{seed}:{file_key(name)}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(shape).uniform_(-1, 1, generator=generator) / math.sqrt(shape[-1])
-
-
-def _row_norms(reader: WeightReader, name: str, slices: tuple[slice, ...], decoder: str) -> torch.Tensor:
-    """Norms of the rows of the base weight that this rank's magnitudes belong to, (rows,) float32."""
-    key = resolve_key(reader.files, file_key(name).split(".lora_")[0] + ".weight", decoder)
-    assert key is not None, name
-    return reader.read(key, (slices[0], slice(None))).float().norm(dim=1)
+def _row_norms(linear: nn.Module) -> torch.Tensor:
+    """Norms of this rank's rows of a weight as it is stored, (rows,) float32; magnitudes are sharded like rows."""
+    if isinstance(linear, QuantizedLinear):
+        packed, scales = local_tensor(linear.packed), local_tensor(linear.scales)
+        parts = [
+            linear.dequantize(p, s, linear.storage)
+            for p, s in zip(packed.split(_ROWS), scales.split(_ROWS), strict=True)
+            if len(p)
+        ]
+    else:
+        weight: torch.Tensor = linear.weight  # type: ignore[assignment]
+        parts = list(local_tensor(weight).split(_ROWS))
+    norms = [part.float().norm(dim=1) for part in parts]
+    return torch.cat(norms) if norms else torch.empty(0)
 
 
 def learning_rate_factor(name: str, method: MethodSection) -> float:

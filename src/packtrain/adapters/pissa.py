@@ -95,7 +95,7 @@ def _compute(model: nn.Module, files: WeightFiles, decoder: str, method: MethodS
         for key in keys[world.rank :: world.size]:
             name = resolve_key(files, key, decoder)
             assert name is not None, key
-            weight = reader.read(name, (slice(None), slice(None))).to(world.device, torch.float32)
+            weight = reader.read(name, (slice(None), slice(None))).to(world.device).float()
             mine[key] = _principal(weight, method)
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for part in world.gather(mine):

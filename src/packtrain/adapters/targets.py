@@ -16,7 +16,7 @@ def find_targets(model: nn.Module, plan: ModelPlan, wanted: str | list[str]) -> 
             (``q_proj``) or a longer tail of it (``mlp.down_proj``).
 
     Raises:
-        UserError: a name matches no linear module, or the head where it shares the embedding's weight.
+        UserError: a name matches no linear module, or the head.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     in_blocks = [name for name in linear if name.startswith(plan.blocks + ".")]
@@ -31,10 +31,11 @@ def find_targets(model: nn.Module, plan: ModelPlan, wanted: str | list[str]) -> 
             mend = f"did you mean '{guess}'" if guess else f"choose from {listed(names)}"
             raise UserError("method.targets", f"no linear module is called '{tail}'", mend)
         found += matches
-    if plan.head in found and plan.tied:
+    if plan.head in found:
+        why = "shares its weight with the embedding" if plan.tied else "is applied to labelled positions only"
         raise UserError(
             "method.targets",
-            f"'{plan.head}' shares its weight with the embedding",
-            "leave it out: merging would change both",
+            f"'{plan.head}' {why} and takes no adapter",
+            "leave it out, or train it whole with method.also_train: [head]",
         )
     return list(dict.fromkeys(found))

@@ -38,13 +38,15 @@ def show_data(recipe_path: str, overrides: Sequence[str], rows: int = 3, json: b
 
     recipe = load_recipe(recipe_path, overrides)
     folder = model_folder(recipe.model.path)
-    prepared = prepare_data(recipe.data, folder, _max_length(recipe, folder), recipe.train.seed)
+    added = recipe.model.add_tokens
+    length, seed = _max_length(recipe, folder), recipe.train.seed
+    prepared = prepare_data(recipe.data, folder, length, seed, add_tokens=added)
     if json:
         print(json_module.dumps(prepared.report.to_json(), indent=2))
         return
     console = Console(highlight=False)
     print_report(console, prepared.report)
-    _print_rows(console, prepared, load_tokenizer(folder), rows)
+    _print_rows(console, prepared, load_tokenizer(folder, added), rows)
 
 
 def print_report(console: Console, report: DataReport) -> None:

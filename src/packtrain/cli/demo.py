@@ -50,11 +50,7 @@ def _score(console: Console, label: str, folder: Path, recipe: Recipe, base: Pat
         console.print(f"writing {limit} summaries, {label} training ...")
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=limit)
-        device, precision = recipe.launch.device, recipe.train.precision
-        return score(
-            folder, rows, base, limit=limit, precision=precision, device=device,
-            progress=lambda done: bar.update(task, completed=done),
-        )  # fmt: skip
+        return score(recipe, folder, rows, base, limit=limit, progress=lambda done: bar.update(task, completed=done))
 
 
 def _show(console: Console, before: Scores, after: Scores) -> None:

@@ -43,10 +43,7 @@ def run_eval(
 
 
 def _score(recipe: Recipe, model: Path, base: Path, rows: TokenStore, with_loss: bool) -> dict[str, Any]:
-    limit, device = recipe.evaluate.rouge_rows, recipe.launch.device
-    found = score(
-        model, rows, base, limit=limit, precision=recipe.train.precision, device=device, with_loss=with_loss
-    )  # fmt: skip
+    found = score(recipe, model, rows, base, limit=recipe.evaluate.rouge_rows, with_loss=with_loss)
     values: dict[str, Any] = {} if found.loss is None else {"loss": found.loss, "perplexity": math.exp(found.loss)}
     return {**values, **found.rouge, "rows": len(found.answers)}
 

@@ -11,6 +11,9 @@ class ModelFacts:
 
     Attributes:
         max_length: positions the model was made for; None where it does not say.
+        type: the architecture's name in transformers.
+        sliding_window: tokens that a query sees at most; None: all before it.
+        even_heads: hidden size = attention heads x head size.
     """
 
     num_parameters: int
@@ -19,6 +22,9 @@ class ModelFacts:
     intermediate: int
     vocabulary: int
     max_length: int | None
+    type: str = "llama"
+    sliding_window: int | None = None
+    even_heads: bool = True
 
 
 @dataclass(frozen=True)

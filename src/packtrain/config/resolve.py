@@ -20,6 +20,7 @@ def resolve(recipe: Recipe, facts: Facts) -> Recipe:
     recipe.launch.device = facts.device  # type: ignore[assignment]
     recipe.launch.processes = facts.processes
     _resolve_data(recipe, facts)
+    _resolve_method(recipe, facts)
     if recipe.train.precision == "auto":
         recipe.train.precision = "bf16" if facts.bf16 else "fp32"
     _resolve_parallel(recipe, facts)
@@ -40,6 +41,14 @@ def _resolve_data(recipe: Recipe, facts: Facts) -> None:
         recipe.data.workers = facts.num_cores
 
 
+def _resolve_method(recipe: Recipe, facts: Facts) -> None:
+    method = recipe.method
+    if method.virtual_tokens == "auto":
+        method.virtual_tokens = 10 if method.type == "llama_adapter" else 30
+    if method.adapter_blocks == "auto":
+        method.adapter_blocks = min(30, facts.model.num_blocks)
+
+
 def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
     parallel = recipe.parallel
     if parallel.strategy == "auto":
@@ -52,18 +61,28 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
 
 def _strategy(recipe: Recipe, facts: Facts) -> Literal["single", "ddp", "fsdp"]:
     """A copy each where the whole model leaves half of the memory free: adapters cost little to average."""
+    if recipe.parallel.offload != "none":
+        return "fsdp"
     if facts.processes == 1:
         return "single"
-    if recipe.parallel.shard_size != "auto" or recipe.method.type != "lora":
+    if recipe.parallel.shard_size != "auto" or not recipe.method.is_adapter or recipe.method.also_train:
         return "fsdp"
     copies = 1 if facts.device == "cuda" else facts.processes
-    width = 2 if recipe.train.precision == "bf16" else 4
+    width = stored_bytes(recipe)
     return "ddp" if facts.model.num_parameters * width * copies < facts.memory / 2 else "fsdp"
+
+
+def stored_bytes(recipe: Recipe) -> float:
+    """Bytes of a frozen weight inside the blocks."""
+    if recipe.method.type == "qlora":
+        scales = 1 / 64 if recipe.method.double_quant else 4 / 64
+        return (0.5 if recipe.method.quantize == "nf4" else 1.0) + scales
+    return 2 if recipe.train.precision == "bf16" else 4
 
 
 def _resolve_for_cpu(recipe: Recipe, facts: Facts) -> None:
     if recipe.parallel.recompute == "auto":
-        recipe.parallel.recompute = "none"
+        recipe.parallel.recompute = "full" if recipe.parallel.offload_activations else "none"
     if recipe.train.micro_batch_size == "auto":
         assert isinstance(recipe.data.max_length, int)
         share = -(-recipe.train.batch_size // facts.processes)

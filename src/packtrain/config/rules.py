@@ -87,8 +87,11 @@ def _bf16_slow(recipe: Recipe, facts: Facts) -> Broken:
 
 def _pure_bf16(recipe: Recipe, facts: Facts) -> Broken:
     rate = recipe.train.learning_rate
-    if recipe.train.master_weights == "bf16" and rate < 1e-4:
-        return f"bf16 master weights do not move at learning rate {rate:g}", "set train.master_weights to fp32"
+    if recipe.train.master_weights == "bf16" and recipe.train.rounding == "nearest" and rate < 1e-4:
+        return (
+            f"bf16 master weights do not move at learning rate {rate:g} when updates are rounded to the nearest value",
+            "set train.rounding to stochastic or kahan, or train.master_weights to fp32",
+        )
     return None
 
 
@@ -109,8 +112,70 @@ def _freeze_unused(recipe: Recipe, facts: Facts) -> Broken:
 
 
 def _pissa_dora(recipe: Recipe, facts: Facts) -> Broken:
-    if recipe.method.type == "lora" and recipe.method.start == "pissa" and recipe.method.dora:
+    if recipe.method.is_lora and recipe.method.start == "pissa" and recipe.method.dora:
         return "DoRA's magnitudes have no PiSSA start", "set method.dora to false or method.start to default"
+    return None
+
+
+def _llama_adapter(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.method.type != "llama_adapter":
+        return None
+    if facts.model.type not in ("llama", "mistral"):
+        return f"peft has no llama_adapter for {facts.model.type} models", "set method.type to lora or prefix"
+    if not facts.model.even_heads:
+        return (
+            "llama_adapter needs a hidden size of heads x head size, which this model lacks",
+            "set method.type to lora",
+        )
+    return None
+
+
+def _prefix_window(recipe: Recipe, facts: Facts) -> Broken:
+    window, length, tokens = facts.model.sliding_window, recipe.data.max_length, recipe.method.virtual_tokens
+    if recipe.method.type != "prefix" or window is None:
+        return None
+    limit = window - (30 if tokens == "auto" else tokens)
+    if length == "auto" or length > limit:
+        return (
+            f"rows of {length} tokens push the prefix out of the model's sliding window of {window}",
+            f"set data.max_length to at most {limit}, or method.type to lora",
+        )
+    return None
+
+
+def _also_train_unused(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.method.also_train and not recipe.method.is_adapter:
+        mend = "name the parts in method.trainable" if recipe.method.type == "freeze" else "leave it out"
+        return f"also_train means nothing to method {recipe.method.type}", mend
+    return None
+
+
+def _offload_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
+    parallel = recipe.parallel
+    if parallel.offload != "none" and parallel.strategy in ("single", "ddp"):
+        return f"offload {parallel.offload} with strategy {parallel.strategy}", "set parallel.strategy to fsdp"
+    return None
+
+
+def _offload_bf16(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.offload == "optimizer" and recipe.train.master_weights == "bf16":
+        return "the offloaded optimizer works on fp32 weights in host memory", "set train.master_weights to fp32"
+    return None
+
+
+def _offload_activations(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.offload_activations and recipe.parallel.recompute in ("none", 0.0):
+        return (
+            "offload_activations keeps the inputs of recomputed blocks, and none recomputes",
+            "set parallel.recompute to auto or full",
+        )
+    return None
+
+
+def _quantize_unused(recipe: Recipe, facts: Facts) -> Broken:
+    method = recipe.method
+    if method.type != "qlora" and (method.double_quant or method.quantize != "nf4"):
+        return f"quantize and double_quant mean nothing to method {method.type}", "set method.type to qlora"
     return None
 
 
@@ -157,6 +222,13 @@ RULES: tuple[Rule, ...] = (
     Rule("method.freeze_first", "error", _freeze_what),
     Rule("method.freeze_first", "warning", _freeze_unused),
     Rule("method.start", "error", _pissa_dora),
+    Rule("method.type", "error", _llama_adapter),
+    Rule("method.type", "error", _prefix_window),
+    Rule("method.also_train", "error", _also_train_unused),
+    Rule("method.quantize", "error", _quantize_unused),
+    Rule("parallel.offload", "error", _offload_needs_fsdp),
+    Rule("parallel.offload", "error", _offload_bf16),
+    Rule("parallel.offload_activations", "error", _offload_activations),
     Rule("train.micro_batch_size", "error", _micro_batch),
     Rule("train.batch_size", "warning", _idle_ranks),
     Rule("data.max_length", "error", _too_long),

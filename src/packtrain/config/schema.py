@@ -25,6 +25,10 @@ class Section(BaseModel):
 class ModelSection(Section):
     path: str = Field(description="A folder with config.json and safetensors files, a hub id, or `demo`.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model. Leave off.")
+    add_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Tokens that the tokenizer does not know yet: their rows of embedding and head are trained.",
+    )
 
 
 class Columns(Section):
@@ -96,8 +100,15 @@ class DataSection(Section):
     cache: str = Field("auto", description="Folder of tokenised data; `auto` is the user's cache folder.")
 
 
+MethodName = Literal["full", "freeze", "lora", "qlora", "llama_adapter", "prefix"]
+
+
 class MethodSection(Section):
-    type: Literal["full", "freeze", "lora"] = Field("lora", description="What is trained.")
+    type: MethodName = Field(
+        "lora",
+        description="full: every weight. freeze: a part of them. lora. qlora: lora on a quantised base. llama_adapter: "
+        "gated prompts in the last blocks. prefix: learned keys and values before each block's own.",
+    )
     rank: PositiveInt = Field(16, description="LoRA rank.")
     alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="LoRA alpha; the update is scaled by alpha / rank.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="LoRA dropout.")
@@ -111,6 +122,21 @@ class MethodSection(Section):
     start: Literal["default", "pissa"] = Field(
         "default", description="Start of A and B: random and zero, or the principal singular vectors (PiSSA)."
     )
+    also_train: list[Literal["embedding", "norm", "head"]] = Field(
+        default_factory=list, description="Parts of the model that are trained whole beside an adapter."
+    )
+    quantize: Literal["nf4", "int8"] = Field(
+        "nf4", description="qlora: how the linears in the blocks are stored, in blocks of 64 along a row."
+    )
+    double_quant: bool = Field(
+        False, description="qlora: store the blocks' scales in a byte each: 4.1 bits a weight in place of 4.5."
+    )
+    virtual_tokens: Auto | PositiveInt = Field(
+        "auto", description="Length of a prefix (`auto`: 30) or of llama_adapter's prompts (`auto`: 10)."
+    )
+    adapter_blocks: Auto | PositiveInt = Field(
+        "auto", description="llama_adapter: how many of the last blocks have a prompt. `auto`: 30, or all if fewer."
+    )
     freeze_first: Annotated[int, Field(ge=0)] = Field(
         0, description="freeze: the embedding and the first N blocks stay as they are, the rest is trained."
     )
@@ -118,6 +144,15 @@ class MethodSection(Section):
         default_factory=list,
         description="freeze: only these are trained: `blocks.28-31`, `blocks.5`, `embedding`, `norm`, `head`.",
     )
+
+    @property
+    def is_lora(self) -> bool:
+        return self.type in ("lora", "qlora")
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether what is saved is an adapter rather than the model."""
+        return self.type not in ("full", "freeze")
 
 
 class ParallelSection(Section):
@@ -130,6 +165,14 @@ class ParallelSection(Section):
     recompute: Literal["auto", "none", "selective", "full"] | Share = Field(
         "auto",
         description="Activation checkpointing: none, selective (keeps matrix products), full, or the share of blocks.",
+    )
+    offload: Literal["none", "optimizer", "params"] = Field(
+        "none",
+        description="fsdp: what lies in host memory. optimizer: its states and the fp32 weights it works on. params: "
+        "the sharded parameters and gradients too; each block's are copied to the GPU when it runs.",
+    )
+    offload_activations: bool = Field(
+        False, description="Keep the inputs of recomputed blocks in host memory until the backward pass."
     )
     compile: Auto | bool = Field("auto", description="torch.compile each block. `auto`: on a GPU.")
 
@@ -152,7 +195,10 @@ class TrainSection(Section):
     decay: Share = Field(0.2, description="wsd: the share of the steps that decays at the end.")
     min_learning_rate: Share = Field(0.0, description="Where the schedule ends, as a share of the peak.")
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="Gradient clipping; null: none.")
-    optimizer: Literal["adamw"] = Field("adamw", description="The optimizer.")
+    optimizer: Literal["adamw", "adamw_bf16", "adamw_8bit"] = Field(
+        "adamw",
+        description="AdamW with its two states in fp32, in bf16 or in 8 bits: 8, 4 or 2 bytes a trained weight.",
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.0, description="AdamW weight decay of matrices; never of norms and biases."
     )
@@ -164,7 +210,12 @@ class TrainSection(Section):
         description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32.",
     )
     master_weights: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Storage of trained weights. bf16 halves the memory, and small updates are lost."
+        "fp32", description="Storage of trained weights. bf16 halves the memory; see `rounding`."
+    )
+    rounding: Literal["stochastic", "kahan", "nearest"] = Field(
+        "stochastic",
+        description="How a weight stored in bf16 takes its update. kahan keeps what rounding lost in two more bytes a "
+        "weight. nearest loses updates below 1/256 of the weight.",
     )
     seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of the order, the adapters' start and dropout.")
 

@@ -19,7 +19,7 @@ from packtrain.data.report import DataReport, DatasetReport, dataset_from_json, 
 from packtrain.data.sources import Source, find_source
 from packtrain.data.store import StoreWriter, TokenStore
 from packtrain.data.template import choose_template
-from packtrain.data.tokenizer import check_vocabulary, load_tokenizer, parts_of, vocabulary_size
+from packtrain.data.tokenizer import added_tokens, check_vocabulary, load_tokenizer, parts_of, vocabulary_size
 from packtrain.errors import UserError
 
 Progress = Callable[[int, int | None], None]
@@ -37,8 +37,9 @@ class PreparedData:
 
 
 def prepare_data(
-    data: DataSection, tokenizer_path: Path, max_length: int, seed: int, progress: Progress | None = None
-) -> PreparedData:
+    data: DataSection, tokenizer_path: Path, max_length: int, seed: int, progress: Progress | None = None,
+    add_tokens: Sequence[str] = (),
+) -> PreparedData:  # fmt: skip
     """Read, check and tokenise the data of a recipe, or take it from the cache.
 
     Args:
@@ -46,16 +47,20 @@ def prepare_data(
         max_length: tokens of a row at most.
         seed: chooses the rows held out where ``data.eval`` is a share.
         progress: called with the rows done so far and their number, None where unknown.
+        add_tokens: ``model.add_tokens``.
 
     Raises:
         UserError: a data set is missing or malformed, or no row of it can be used.
     """
-    tokenizer = load_tokenizer(tokenizer_path)
     config_file = Path(tokenizer_path) / "config.json"
-    check_vocabulary(tokenizer, config_file)
+    check_vocabulary(load_tokenizer(tokenizer_path), config_file)
+    added, vocabulary = added_tokens(tokenizer_path, add_tokens), vocabulary_size(config_file)
+    if added and vocabulary is not None:
+        vocabulary = max(vocabulary, added.end)
+    tokenizer = load_tokenizer(tokenizer_path, add_tokens)
     template, warning = choose_template(data.template, tokenizer)
     job = Job(parts_of(tokenizer), template, max_length, data.overlong, data.train_on)
-    build = _Builder(data, job, tokenizer, vocabulary_size(config_file), progress)
+    build = _Builder(data, job, tokenizer, vocabulary, progress)
     train, reports = build.part(data.train, "train")
     held_out: TokenStore | None = None
     if isinstance(data.eval, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import orjson
 
 from packtrain.errors import UserError
+from packtrain.models.added import AddedTokens
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -56,14 +58,14 @@ def any_of(texts: tuple[str, ...] | set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
-def load_tokenizer(path: Path | str) -> Any:
-    """The transformers tokenizer of a model folder or a hub id. A missing pad token is no fault: padding is
-    masked by position.
+def load_tokenizer(path: Path | str, add_tokens: Sequence[str] = ()) -> Any:
+    """The transformers tokenizer of a model folder or a hub id, with the tokens that a recipe adds. A missing pad
+    token is no fault: padding is masked by position.
 
     Raises:
         UserError: the folder holds no tokenizer, or it cannot be read.
     """
-    from transformers import AutoTokenizer
+    from transformers import AddedToken, AutoTokenizer
 
     path = Path(path)
     if path.is_dir() and not any((path / name).is_file() for name in TOKENIZER_FILES):
@@ -73,11 +75,44 @@ def load_tokenizer(path: Path | str) -> Any:
             "copy the model's tokenizer files into it",
         )
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=path.is_dir())
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=path.is_dir())
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or ["unknown cause"])[0].rstrip(".")
         what = f"the tokenizer could not be loaded: {reason}"
         raise UserError(str(path), what, "check model.path and its tokenizer files") from error
+    if add_tokens:
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in add_tokens])
+    return tokenizer
+
+
+def added_tokens(path: Path | str, add_tokens: Sequence[str]) -> AddedTokens | None:
+    """The ids of the tokens that a recipe adds, and what their texts are without them; None where it adds none.
+
+    Raises:
+        UserError: a token is known already, is given twice or has no text, or the new ids do not follow the others.
+    """
+    if not add_tokens:
+        return None
+    before, after = load_tokenizer(path), load_tokenizer(path, add_tokens)
+    known = before.get_vocab()
+    for text in add_tokens:
+        if what := _no_new_token(text, add_tokens, known):
+            raise UserError("model.add_tokens", f"{text!r} {what}", "leave it out")
+    ids = after.convert_tokens_to_ids(list(add_tokens))
+    if ids != list(range(ids[0], ids[0] + len(ids))) or ids[0] <= max(known.values()):
+        what = f"this tokenizer gives new tokens the ids {ids}, not the next ones"
+        raise UserError("model.add_tokens", what, "train without new tokens")
+    pieces = tuple(tuple(before(text, add_special_tokens=False).input_ids) for text in add_tokens)
+    return AddedTokens(ids[0], pieces)
+
+
+def _no_new_token(text: str, add_tokens: Sequence[str], known: dict[str, int]) -> str:
+    """Why a text cannot be added to the tokenizer; nothing where it can."""
+    if text in known:
+        return "is in the tokenizer already"
+    if add_tokens.count(text) > 1:
+        return "is given twice"
+    return "" if text.strip() else "is only white space"
 
 
 def vocabulary_size(config_file: Path) -> int | None:

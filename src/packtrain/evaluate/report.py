@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packtrain.config import Recipe
 from packtrain.data import prepare_data
 from packtrain.data.store import TokenStore
 from packtrain.data.tokenizer import load_tokenizer
@@ -27,13 +28,17 @@ class Scores:
 
 
 def score(
-    folder: Path, rows: TokenStore, tokenizer_folder: Path, *, limit: int, precision: str, device: str,
-    with_loss: bool = False, progress: Progress | None = None,
+    recipe: Recipe, folder: Path, rows: TokenStore, base: Path, *, limit: int, with_loss: bool = False,
+    progress: Progress | None = None,
 ) -> Scores:  # fmt: skip
-    """Load the model in ``folder`` and score it on the first ``limit`` rows."""
-    tokenizer = load_tokenizer(tokenizer_folder)
+    """Load the model in ``folder`` as its users will and score it on the first ``limit`` rows.
+
+    Args:
+        recipe: the run's, resolved. base: the folder of the model it started from.
+    """
+    tokenizer = load_tokenizer(base, recipe.model.add_tokens)
     asked = exchanges(rows, tokenizer, limit)
-    model = load_for_generation(folder, precision, device)
+    model = load_for_generation(folder, recipe.train.precision, recipe.launch.device, len(tokenizer))
     written = answer(model, tokenizer, asked, answer_limit(asked, tokenizer), progress)
     loss = mean_loss(model, rows) if with_loss else None
     return Scores(loss, rouge(written), written)
@@ -45,6 +50,8 @@ def answer_limit(asked: list[Exchange], tokenizer: Any) -> int:
     return longest * 3 // 2 + 4
 
 
-def eval_rows(recipe: Any, model_folder: Path) -> TokenStore | None:
+def eval_rows(recipe: Recipe, model_folder: Path) -> TokenStore | None:
     """The evaluation rows of a resolved recipe."""
-    return prepare_data(recipe.data, model_folder, recipe.data.max_length, recipe.train.seed).eval
+    length, seed = recipe.data.max_length, recipe.train.seed
+    assert isinstance(length, int), "resolve comes first"
+    return prepare_data(recipe.data, model_folder, length, seed, add_tokens=recipe.model.add_tokens).eval

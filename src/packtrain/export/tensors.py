@@ -8,15 +8,13 @@ from pathlib import Path
 
 import torch
 
-from packtrain.models.files import WeightFiles
-from packtrain.models.names import file_key
-from packtrain.models.weights import base_parameters, resolve_key
+from packtrain.models.grown import whole_table
+from packtrain.models.names import NEW_ROWS, file_key, is_adapter
+from packtrain.models.weights import base_tensors, resolve_key, torch_dtype
 from packtrain.parallel.strategy import full_tensor
 from packtrain.train.session import Session
 
 _SHARD_BYTES = 4 * 2**30
-_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -25,25 +23,54 @@ def gathered_model(session: Session) -> Named:
 
     A collective: every rank runs through it; tensors that only rank 0 needs are dropped elsewhere.
     """
-    files, decoder = session.built.files, session.built.plan.decoder
-    for key, parameter in base_parameters(session.built.model):
-        whole = full_tensor(parameter.detach())
+    for tensor in base_tensors(session.built.model):
+        assert isinstance(tensor.holder, torch.Tensor), "a quantised base is not exported"
+        whole = _gathered(session, tensor.key, tensor.holder)
         if session.world.is_main:
-            yield key, whole.to("cpu", _file_dtype(files, key, decoder))
+            yield tensor.key, whole
 
 
 def gathered_adapters(session: Session) -> dict[str, torch.Tensor]:
     """Adapter tensors by parameter name, float32 on the CPU; empty on ranks other than 0. A collective."""
     found = {}
-    for name, parameter in session.named:
-        whole = full_tensor(parameter.detach())
-        if session.world.is_main:
-            found[name] = whole.to("cpu", torch.float32)
+    for name, parameter in session.stored:
+        if is_adapter(name):
+            whole = full_tensor(parameter.detach())
+            if session.world.is_main:
+                found[name] = whole.to("cpu", torch.float32)
     return found
+
+
+def gathered_parts(session: Session, modules: list[str]) -> dict[str, torch.Tensor]:
+    """The parameters of whole modules of the base model by file key, as ``gathered_model`` gives them."""
+    found = {}
+    for module in modules:
+        for leaf, parameter in session.built.model.base.get_submodule(module).named_parameters(recurse=False):
+            if leaf != NEW_ROWS:
+                whole = _gathered(session, f"{module}.{leaf}", parameter)
+                if session.world.is_main:
+                    found[f"{module}.{leaf}"] = whole
+    return found
+
+
+def _gathered(session: Session, key: str, parameter: torch.Tensor) -> torch.Tensor:
+    """A whole tensor on the CPU in its file's dtype, an embedding or head with the rows of added tokens in it."""
+    built = session.built
+    whole = full_tensor(session.stored_as(parameter).detach()).cpu()
+    if built.added and key in (f"{built.plan.embedding}.weight", f"{built.plan.head}.weight"):
+        rows = getattr(built.model.base.get_submodule(key.removesuffix(".weight")), NEW_ROWS)
+        whole = whole_table(whole, full_tensor(session.stored_as(rows).detach()).cpu(), built.added.first)
+    name = resolve_key(built.files, key, built.plan.decoder)
+    if name is None and built.plan.tied:  # the head of a tied model has no tensor of its own
+        name = resolve_key(built.files, f"{built.plan.embedding}.weight", built.plan.decoder)
+    assert name is not None, key
+    return whole.to(torch_dtype(built.files.entries[name]))
 
 
 def peft_key(name: str) -> str:
     """The name of an adapter tensor in a peft adapter file."""
+    if ".prompt_encoder." in name:
+        return "prompt_embeddings"
     key = "base_model.model." + file_key(name)
     return key.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
 
@@ -84,8 +111,3 @@ def _name_parts(folder: Path, parts: list[list[str]], total: int) -> None:
         weight_map.update(dict.fromkeys(names, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-
-
-def _file_dtype(files: WeightFiles, key: str, decoder: str) -> torch.dtype:
-    name = resolve_key(files, key, decoder)
-    return _TORCH_DTYPES[files.entries[name].dtype] if name else torch.bfloat16

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -63,6 +64,10 @@ def model_facts(folder: Path) -> ModelFacts:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(str(file), "is not valid JSON", "copy or download the model again") from error
+    if config.get("quantization_config"):
+        what = f"is quantised already ({config['quantization_config'].get('quant_method', 'unknown method')})"
+        mend = "start from the model it was made from: method qlora quantises it on the way in"
+        raise UserError(str(file), what, mend)
     config = config.get("text_config") or config
     try:
         hidden, blocks = int(config["hidden_size"]), int(config["num_hidden_layers"])
@@ -76,7 +81,15 @@ def model_facts(folder: Path) -> ModelFacts:
         intermediate=int(config.get("intermediate_size") or 4 * hidden),
         vocabulary=vocabulary,
         max_length=config.get("max_position_embeddings"),
+        type=str(config.get("model_type", "")),
+        sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
+        even_heads=_even_heads(config, hidden),
     )
+
+
+def _even_heads(config: dict[str, Any], hidden: int) -> bool:
+    heads, size = config.get("num_attention_heads"), config.get("head_dim")
+    return not heads or not size or heads * size == hidden
 
 
 def _gpu_memory() -> int:

@@ -36,7 +36,8 @@ def prepare(recipe: Recipe) -> None:
     folder = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
     shown = _RowCount(sys.stderr)
-    data = prepare_data(recipe.data, folder, recipe.data.max_length, recipe.train.seed, shown)
+    length, seed = recipe.data.max_length, recipe.train.seed
+    data = prepare_data(recipe.data, folder, length, seed, shown, recipe.model.add_tokens)
     shown.close()
     if not group.quiet_rank():
         for note in data.report.notes():

@@ -121,7 +121,8 @@ def describe(event: Event) -> str:
     kind = event["event"]
     if kind == "start":
         trainable = f"{_short(event['trainable'])} of {_short(event['parameters'])} parameters"
-        return f"training {trainable}, {event['strategy']}, {event['total_steps']} steps"
+        sent = f"; {event['traffic']}" if event["world_size"] > 1 else ""
+        return f"training {trainable}, {event['strategy']}, {event['total_steps']} steps{sent}"
     if kind == "eval":
         perplexity = f"  perplexity {event['perplexity']:.2f}" if event.get("perplexity") is not None else ""
         return f"eval at step {event['step']}: loss {event['loss']:.4f}{perplexity}  ({event['rows']} rows)"

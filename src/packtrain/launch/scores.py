@@ -19,9 +19,7 @@ def score_final(folder: RunFolder, recipe: Recipe) -> None:
     if rows is None:
         return
     limit = min(recipe.evaluate.rouge_rows, len(rows))
-    found = score(
-        folder.final, rows, base, limit=limit, precision=recipe.train.precision, device=recipe.launch.device
-    )  # fmt: skip
+    found = score(recipe, folder.final, rows, base, limit=limit)
     log = EventLog(folder.events)
     log.write("rouge", rows=limit, **found.rouge)
     log.close()

@@ -58,6 +58,7 @@ def sdpa_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    prefix: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention of torch, masked by position.
@@ -66,6 +67,7 @@ def sdpa_attention(
         query: (batch, heads, seq, head_dim).
         key, value: (batch, kv_heads, seq, head_dim).
         attention_mask: (batch, 1, seq, seq) bool, or the causal sentinel, or None (causal).
+        prefix: (2, kv_heads, prefix, head_dim), keys and values that every query sees.
 
     Returns:
         (batch, seq, heads, head_dim), and None for the weights.
@@ -73,6 +75,8 @@ def sdpa_attention(
     seq = query.shape[2]
     mask = None if attention_mask is None or attention_mask.shape[-1] != seq else attention_mask
     mask = _windowed(mask, seq, sliding_window, query.device)
+    if prefix is not None:
+        key, value, mask = _behind(prefix, key, value, mask)
     if softcap is not None:
         out = _softcapped(query, key, value, mask, scaling, softcap, dropout)
     else:
@@ -81,6 +85,18 @@ def sdpa_attention(
             enable_gqa=query.shape[1] != key.shape[1],
         )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
+
+
+def _behind(
+    prefix: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys, values and mask with the prefix before them, which no mask hides."""
+    batch, seq, length = key.shape[0], key.shape[2], prefix.shape[2]
+    own = prefix.to(key.dtype).unsqueeze(1).expand(-1, batch, -1, -1, -1)
+    if mask is None:
+        mask = torch.ones(1, 1, seq, seq, dtype=torch.bool, device=key.device).tril()
+    seen = mask.new_ones(*mask.shape[:-1], length)
+    return torch.cat([own[0], key], 2), torch.cat([own[1], value], 2), torch.cat([seen, mask], -1)
 
 
 def _softcapped(
@@ -147,7 +163,11 @@ def prefer_fast_kernels() -> None:
         torch.backends.cuda.enable_flash_sdp(False)
 
 
-def choose(packing: bool, device: torch.device, config: Any) -> str:
-    """The attention for a run: variable-length kernels for packed rows on a GPU, SDPA for everything else."""
-    plain = not getattr(config, "sliding_window", None) and not getattr(config, "attn_logit_softcapping", None)
-    return VARLEN if packing and device.type == "cuda" and plain else MASKED
+def choose(packing: bool, device: torch.device, config: Any, prefix: bool) -> str:
+    """The attention for a run: variable-length kernels for packed rows on a GPU, SDPA for everything else.
+
+    Args:
+        prefix: there are learned keys that all documents of a packed row see.
+    """
+    capped = getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None)
+    return VARLEN if packing and device.type == "cuda" and not capped and not prefix else MASKED

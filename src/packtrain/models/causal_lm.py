@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from packtrain.models.attention import VARLEN, causal_sentinel, document_mask
-from packtrain.models.loss import LogitTransform, SummedLoss, token_losses
+from packtrain.models.loss import LogitTransform, LossOptions, NewRows, SummedLoss, token_losses
+from packtrain.models.names import NEW_ROWS, original_names
 from packtrain.models.plan import ModelPlan
+from packtrain.models.prefix import Prefix
 
 
 class CausalLMWithLoss(nn.Module):
@@ -20,9 +22,19 @@ class CausalLMWithLoss(nn.Module):
         plan: where the transformers model keeps its parts.
         attention: the name of the attention function the model's config was given.
         compiled: compile the arithmetic of the loss.
+        names: the name of each module in the weight files (``original_names``); None: as in ``model``.
+        prefix: learned keys and values before each block's own.
     """
 
-    def __init__(self, model: nn.Module, plan: ModelPlan, attention: str, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ModelPlan,
+        attention: str,
+        compiled: bool = False,
+        names: dict[nn.Module, str] | None = None,
+        prefix: Prefix | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         used = self.base.config._attn_implementation  # type: ignore[union-attr]
@@ -30,8 +42,12 @@ class CausalLMWithLoss(nn.Module):
             raise ValueError(f"the model attends by {used!r}, not by {attention!r}")
         self.plan = plan
         self.attention = attention
-        self.compiled = compiled
-        self.transform = LogitTransform(plan.logit_scale, plan.logit_softcap)
+        self.names = names or original_names(self.base)
+        self.prefix = prefix
+        if prefix is not None:
+            prefix.give_to(self.blocks())
+        transform = LogitTransform(plan.logit_scale, plan.logit_softcap)
+        self.options = LossOptions(transform, compiled, self._new_rows())
 
     @property
     def base(self) -> nn.Module:
@@ -40,6 +56,11 @@ class CausalLMWithLoss(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         return list(self.base.get_submodule(self.plan.blocks).children())
+
+    def _new_rows(self) -> NewRows | None:
+        head = self.base.get_submodule(self.plan.head)
+        rows = getattr(head, NEW_ROWS, None)
+        return None if rows is None else NewRows(head.first_new, len(rows))  # type: ignore[arg-type]
 
     def forward(
         self,
@@ -70,21 +91,25 @@ class CausalLMWithLoss(nn.Module):
         if torch.is_autocast_enabled(kind):
             hidden = hidden.to(torch.get_autocast_dtype(kind))
         head = self.base.get_submodule(self.plan.head)
-        weight, bias = head.weight, getattr(head, "bias", None)
+        weight, bias, rows = head.weight, getattr(head, "bias", None), getattr(head, NEW_ROWS, None)
         with torch.autocast(kind, enabled=False):
             if per_token:
-                return token_losses(hidden, weight, bias, targets, self.transform)  # type: ignore[arg-type]
-            return SummedLoss.apply(hidden, weight, bias, targets, self.transform, self.compiled)
+                table = self.options.table(weight, rows)  # type: ignore[arg-type]
+                return token_losses(hidden, table, bias, targets, self.options.transform)
+            return SummedLoss.apply(hidden, weight, bias, rows, targets, self.options)
 
     def _decode(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor | None,
                 cu_seqlens: torch.Tensor | None, max_seqlen: int | None) -> torch.Tensor:  # fmt: skip
         decoder = self.base.get_submodule(self.plan.decoder)
         extra: dict[str, Any] = {}
+        if self.prefix is not None:
+            extra["prefix"] = self.prefix.key_values()
+            position_ids = position_ids + self.prefix.num_tokens
         if document_ids is None:
             mask = causal_sentinel(input_ids.device)
         elif self.attention == VARLEN:
             mask = causal_sentinel(input_ids.device)
-            extra = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+            extra |= {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
         else:
             mask = document_mask(document_ids)
         out = decoder(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False, **extra)

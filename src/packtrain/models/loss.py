@@ -62,50 +62,92 @@ def _like(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor | No
     return tensor.to(other.dtype) if tensor is not None else None
 
 
+@dataclass(frozen=True)
+class NewRows:
+    """Where the rows of added tokens lie in the head's table: ``count`` of them from row ``first`` on."""
+
+    first: int
+    count: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+    def join(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The table with the new rows in it, (max(vocabulary, first + count), hidden)."""
+        return torch.cat([weight[: self.first], rows.to(weight.dtype), weight[self.first + self.count :]])
+
+    def split(self, whole: torch.Tensor, size: int) -> torch.Tensor:
+        """The part of a joined table's gradient that belongs to the old rows, (size, hidden)."""
+        old = torch.zeros_like(whole[:size])
+        old[: self.first] = whole[: self.first]
+        old[self.first + self.count :] = whole[self.first + self.count : size]
+        return old
+
+
 class SummedLoss(torch.autograd.Function):
     """Sum of the cross entropy over labelled tokens.
 
-    ``SummedLoss.apply(hidden, weight, bias, targets, transform, compiled)``, shapes as in ``token_losses``; returns
-    a float32 scalar. No labelled token gives zero, with zero gradients.
+    ``SummedLoss.apply(hidden, weight, bias, rows, targets, options)``, shapes as in ``token_losses``, ``rows`` those of
+    added tokens or None; returns a float32 scalar. No labelled token gives zero, with zero gradients.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
-                transform: LogitTransform, compiled: bool = False, chunk: int = CHUNK) -> torch.Tensor:  # fmt: skip
-        one_chunk = _compiled() if compiled else _loss_and_gradient
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                rows: torch.Tensor | None, targets: torch.Tensor, options: LossOptions) -> torch.Tensor:  # fmt: skip
+        one_chunk = _compiled() if options.compiled else _loss_and_gradient
+        need_hidden, need_weight, need_bias, need_rows = ctx.needs_input_grad[:4]
+        table, bias = options.table(weight, rows).to(hidden.dtype), _like(bias, hidden)
+        wanted = slice(None) if need_weight or options.new is None else options.new.slice
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        grad_table = torch.zeros_like(table[wanted], dtype=torch.float32) if need_weight or need_rows else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and need_bias else None
-        narrow, bias = weight.to(hidden.dtype), _like(bias, hidden)
-        for start in range(0, targets.shape[0], chunk):
-            part = slice(start, start + chunk)
-            loss, grad_logits = one_chunk(hidden[part], narrow, bias, targets[part], transform)
+        for start in range(0, targets.shape[0], options.chunk):
+            part = slice(start, start + options.chunk)
+            loss, grad_logits = one_chunk(hidden[part], table, bias, targets[part], options.transform)
             total += loss
             if grad_hidden is not None:
-                grad_hidden[part] = grad_logits @ narrow
-            if grad_weight is not None:
-                grad_weight += (grad_logits.t() @ hidden[part]).float()
+                grad_hidden[part] = grad_logits @ table
+            if grad_table is not None:
+                grad_table += (grad_logits[:, wanted].t() @ hidden[part]).float()
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0).float()
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = weight.dtype, bias.dtype if bias is not None else None
+        grad_weight, grad_rows = options.parts(grad_table, weight, need_weight)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, grad_rows)
+        ctx.dtypes = [None if t is None else t.dtype for t in (hidden, weight, bias, rows)]
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        weight_dtype, bias_dtype = ctx.dtypes
-        return (
-            grad_hidden * grad.to(grad_hidden.dtype) if grad_hidden is not None else None,
-            (grad_weight * grad).to(weight_dtype) if grad_weight is not None else None,
-            (grad_bias * grad).to(bias_dtype) if grad_bias is not None else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        scaled = [
+            None if saved is None else (saved * grad.to(saved.dtype)).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What the loss is computed with. ``chunk``: labelled positions whose logits exist at once."""
+
+    transform: LogitTransform = LogitTransform()
+    compiled: bool = False
+    new: NewRows | None = None
+    chunk: int = CHUNK
+
+    def table(self, weight: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        return weight if self.new is None or rows is None else self.new.join(weight, rows)
+
+    def parts(
+        self, gradient: torch.Tensor | None, weight: torch.Tensor, whole: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """A table's gradient as the old rows' (None unless ``whole``) and the new rows'."""
+        if gradient is None or self.new is None:
+            return gradient, None
+        if not whole:
+            return None, gradient
+        return self.new.split(gradient, weight.shape[0]), gradient[self.new.slice]
 
 
 @functools.cache

@@ -59,3 +59,11 @@ def rebuild_buffers(model: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
             parameter._is_hf_initialized = True  # type: ignore[attr-defined]
         model._init_weights(module)  # type: ignore[operator]
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Put all buffers on the device that computes; parameters may lie elsewhere."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)

@@ -18,7 +18,7 @@ def make_strategy(section: ParallelSection, world: World, compute_dtype: torch.d
         from packtrain.parallel.fsdp import FullyShard
 
         assert isinstance(section.shard_size, int)
-        return FullyShard(world, compute_dtype, section.shard_size)
+        return FullyShard(world, compute_dtype, section.shard_size, offload_params=section.offload == "params")
     if section.strategy == "ddp":
         from packtrain.parallel.ddp import Replicated
 

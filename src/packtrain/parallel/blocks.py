@@ -24,12 +24,13 @@ _KEPT = {
 }
 
 
-def prepare_blocks(blocks: Sequence[nn.Module], recompute: Recompute, compiled: bool) -> int:
+def prepare_blocks(blocks: Sequence[nn.Module], recompute: Recompute, compiled: bool, offload: bool = False) -> int:
     """Wrap the forward of each block; FSDP's hooks, put on later, stay outside of both.
 
     Args:
         recompute: ``none``, ``selective``, ``full``, or the share of blocks that recompute their activations.
         compiled: compile each block on its own (one graph for all, since they are alike).
+        offload: keep the inputs of recomputed blocks in host memory.
 
     Returns:
         The number of blocks that recompute.
@@ -41,6 +42,7 @@ def prepare_blocks(blocks: Sequence[nn.Module], recompute: Recompute, compiled: 
             forward = torch.compile(forward)
         if index in chosen:
             forward = _checkpointed(forward, selective=recompute == "selective")
+            forward = _offloaded(forward) if offload else forward
         if forward is not block.forward:
             block.forward = forward
     return len(chosen)
@@ -66,6 +68,17 @@ def _checkpointed(forward: Callable[..., Any], selective: bool) -> Callable[...,
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    return run
+
+
+def _offloaded(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``forward`` saves for the backward pass goes to host memory: of a recomputed block, its input."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+            return forward(*args, **kwargs)
 
     return run
 

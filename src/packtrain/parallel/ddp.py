@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parallel import DistributedDataParallel
 
+from packtrain.models.files import WeightFiles
+from packtrain.models.weights import Reader
+from packtrain.parallel.node_reader import NodeReader
 from packtrain.parallel.strategy import Strategy
+from packtrain.parallel.traffic import Traffic, replicated_traffic
 
 if TYPE_CHECKING:
     from packtrain.models.causal_lm import CausalLMWithLoss
@@ -19,7 +23,12 @@ class Replicated(Strategy):
     module: DistributedDataParallel
 
     def shard(self, model: CausalLMWithLoss) -> None:
-        """Nothing to spread: each rank reads the whole model."""
+        """Nothing to spread: each rank keeps the whole model."""
+
+    @contextmanager
+    def reader(self, files: WeightFiles) -> Iterator[Reader]:
+        with NodeReader(files, self.world) as reader:
+            yield reader
 
     def ready(self, model: CausalLMWithLoss) -> None:
         device = self.world.device
@@ -41,6 +50,9 @@ class Replicated(Strategy):
             return
         with self.module.no_sync():
             yield
+
+    def traffic(self, micro_batches: int) -> Traffic:
+        return replicated_traffic(self.module.module, self.world.size)
 
     def describe(self) -> str:
         return f"a copy of the model on each of {self.world.size} processes (DDP)"

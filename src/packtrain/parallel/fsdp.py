@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from packtrain.parallel.strategy import Strategy
+from packtrain.parallel.traffic import Traffic, UnitBytes, sharded_traffic, sharded_units
 from packtrain.parallel.world import World
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ _UNREDUCED_LIMIT = 2**30
 
 
 class FullyShard(Strategy):
-    def __init__(self, world: World, compute_dtype: torch.dtype, shard_size: int) -> None:
+    def __init__(self, world: World, compute_dtype: torch.dtype, shard_size: int, offload_params: bool = False) -> None:
         super().__init__(world, compute_dtype)
         self.shard_size = shard_size
-        self.reduce_each = False
+        self.offload_params = offload_params
+        self.reduce_each = self.reshard = False
+        self.units: list[UnitBytes] = []
         if shard_size == world.size:
             self.mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
         else:
@@ -44,9 +47,20 @@ class FullyShard(Strategy):
         options: dict[str, Any] = {"mesh": self.mesh, "reshard_after_forward": whole > _KEPT_LIMIT}
         if self.compute_dtype != torch.float32:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
+        if self.offload_params:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.world.device.type == "cuda")
+            options["reshard_after_forward"] = True
         for block in model.blocks():
             fully_shard(block, **options)
-        fully_shard(model, **options)
+        # The backward pass begins with the root's parameters: dropping them after the forward pass would free nothing.
+        fully_shard(model, **{**options, "reshard_after_forward": False})
+        policy = options.get("mp_policy", MixedPrecisionPolicy())
+        self.units = sharded_units(model, policy, all_flow=model.prefix is not None)
+        self.reshard = options["reshard_after_forward"]
+
+    @property
+    def storage(self) -> torch.device:
+        return torch.device("cpu") if self.offload_params else self.world.device
 
     def _autocast(self) -> Any:
         """Off: the mixed-precision policy casts parameters as they are gathered."""
@@ -56,7 +70,13 @@ class FullyShard(Strategy):
     def accumulate(self, last: bool) -> Iterator[None]:
         assert isinstance(self.module, FSDPModule)
         self.module.set_requires_gradient_sync(last or self.reduce_each)
+        self.module.set_requires_all_reduce(last)
         yield
+
+    def traffic(self, micro_batches: int) -> Traffic:
+        replicas = self.world.size // self.shard_size
+        how = {"reshard": self.reshard, "reduce_each": self.reduce_each}
+        return sharded_traffic(self.units, self.shard_size, replicas, micro_batches, **how)
 
     def describe(self) -> str:
         if self.shard_size == self.world.size:

@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from packtrain.models.files import WeightFiles
+from packtrain.models.weights import Reader, WeightReader
+from packtrain.parallel.traffic import Traffic
 from packtrain.parallel.world import World
 
 if TYPE_CHECKING:
@@ -36,6 +39,17 @@ class Strategy(ABC):
     def ready(self, model: CausalLMWithLoss) -> None:
         """The weights are in: finish what needs real parameters."""
         self.module = model
+
+    @property
+    def storage(self) -> torch.device:
+        """Where the parameters lie."""
+        return self.world.device
+
+    @contextmanager
+    def reader(self, files: WeightFiles) -> Iterator[Reader]:
+        """Where the weights come from: the files, unless ranks of a node can share what one of them reads."""
+        with WeightReader(files) as reader:
+            yield reader
 
     def forward(self, **batch: Any) -> torch.Tensor:
         """The model's loss on this rank's micro-batch (see ``CausalLMWithLoss.forward``)."""
@@ -73,6 +87,10 @@ class Strategy(ABC):
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
+
+    def traffic(self, micro_batches: int) -> Traffic:
+        """What one process sends to the others in an optimizer step of so many micro-batches."""
+        return Traffic(0, 0, 1, 1)
 
     def describe(self) -> str:
         """One phrase for the log: what is spread over what."""

@@ -12,16 +12,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from packtrain.adapters.freeze import freeze
+from packtrain.adapters.freeze import freeze, train_also
 from packtrain.adapters.lora import add_lora, start_adapters
 from packtrain.adapters.pissa import PissaStart, pissa_start
+from packtrain.adapters.prompt import add_llama_adapter, add_prefix, start_prompts
 from packtrain.config.schema import Recipe
+from packtrain.data.tokenizer import added_tokens
+from packtrain.errors import UserError
 from packtrain.models import attention
+from packtrain.models.added import AddedTokens
 from packtrain.models.causal_lm import CausalLMWithLoss
 from packtrain.models.files import WeightFiles
-from packtrain.models.meta import load_config, meta_model, rebuild_buffers
+from packtrain.models.grown import grow, start_new_rows, tie
+from packtrain.models.meta import load_config, meta_model, move_buffers, rebuild_buffers
+from packtrain.models.names import NEW_ROWS, original_names
 from packtrain.models.plan import ModelPlan, find_plan
-from packtrain.models.weights import stream_weights
+from packtrain.models.prefix import Prefix
+from packtrain.models.quantize import Quantization
+from packtrain.models.quantized import quantize_linears
+from packtrain.models.weights import Reader, stream_weights
 from packtrain.parallel import make_strategy
 from packtrain.parallel.blocks import prepare_blocks
 from packtrain.parallel.strategy import Strategy
@@ -36,8 +45,10 @@ class Built:
 
     Attributes:
         config: the transformers config.
+        added: tokens whose rows the model has and its files have not; None: no such token.
         start: where PiSSA started, which its export needs.
         bytes_read: weights read from disk by this rank.
+        num_quantized: linears that are stored quantised.
     """
 
     model: CausalLMWithLoss
@@ -45,9 +56,11 @@ class Built:
     config: Any
     files: WeightFiles
     strategy: Strategy
+    added: AddedTokens | None
     start: PissaStart | None
     bytes_read: int
     num_recomputed: int
+    num_quantized: int
 
 
 def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) -> Built:
@@ -61,33 +74,75 @@ def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) ->
     config = load_config(model_folder, recipe.model.trust_remote_code)
     compute = DTYPES[recipe.train.precision]
     attention.prefer_fast_kernels()
-    name = attention.choose(recipe.data.packing, world.device, config)
+    name = attention.choose(recipe.data.packing, world.device, config, prefix=recipe.method.type == "prefix")
 
     model = meta_model(config, compute, name, recipe.model.trust_remote_code)
     plan = find_plan(model, config)
-    trained = add_method(model, plan, recipe, base_name(recipe, model_folder))
-    widen_trained(trained, DTYPES[recipe.train.master_weights])
+    quantized = quantize(model, plan, recipe, compute)
+    names = original_names(model)
+    added = added_tokens(model_folder, recipe.model.add_tokens)
+    if added:
+        grow(model, plan, added)
+    trained, prefix = add_method(model, plan, recipe, base_name(recipe, model_folder))
+    if recipe.parallel.offload != "optimizer":
+        widen_trained(trained, DTYPES[recipe.train.master_weights])
     compiled = recipe.parallel.compile is True
-    wrapped = CausalLMWithLoss(trained, plan, name, compiled)
-    num_recomputed = prepare_blocks(wrapped.blocks(), recipe.parallel.recompute, compiled)
+    wrapped = CausalLMWithLoss(trained, plan, name, compiled, names, prefix)
+    parallel = recipe.parallel
+    num_recomputed = prepare_blocks(wrapped.blocks(), parallel.recompute, compiled, parallel.offload_activations)
 
     strategy = make_strategy(recipe.parallel, world, compute)
     strategy.shard(wrapped)
-    wrapped.to_empty(device=world.device)
+    wrapped.to_empty(device=strategy.storage)
     if plan.tied:
         model.tie_weights()  # type: ignore[operator]
+        if added:
+            tie(model, plan)
     rebuild_buffers(model)
+    move_buffers(wrapped, world.device)
 
-    start = None
-    if recipe.method.type == "lora" and recipe.method.start == "pissa":
-        start = pissa_start(wrapped, files, plan.decoder, recipe.method, world, run_folder / "pissa_start.safetensors")
-    bytes_read = stream_weights(wrapped, files, plan.decoder, start.residual if start else None)
-    if recipe.method.type == "lora":
-        start_adapters(wrapped, files, plan.decoder, recipe.train.seed)
-        if start:
-            start.fill(wrapped)
+    with strategy.reader(files) as reader:
+        start = fill(wrapped, recipe, reader, world, run_folder, added)
+        bytes_read = reader.bytes_read
     strategy.ready(wrapped)
-    return Built(wrapped, plan, config, files, strategy, start, bytes_read, num_recomputed)
+    return Built(
+        wrapped, plan, config, files, strategy, added, start, bytes_read, num_recomputed, len(quantized)
+    )  # fmt: skip
+
+
+def quantize(model: nn.Module, plan: ModelPlan, recipe: Recipe, compute: torch.dtype) -> list[str]:
+    """Store the linears of the blocks quantised where the method asks for that; their names."""
+    if recipe.method.type != "qlora":
+        return []
+    inside = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n.startswith(plan.blocks + ".")]
+    quantization = Quantization(recipe.method.quantize, recipe.method.double_quant)
+    replaced = quantize_linears(model, inside, quantization, compute)
+    if not replaced:
+        raise UserError(
+            "method.type", "no linear of this model has rows of a multiple of 64 to quantise", "set method.type to lora"
+        )
+    return replaced
+
+
+def fill(
+    wrapped: CausalLMWithLoss, recipe: Recipe, reader: Reader, world: World, run_folder: Path, added: AddedTokens | None
+) -> PissaStart | None:
+    """Stream the weights in and start what the files do not hold."""
+    method, plan, seed = recipe.method, wrapped.plan, recipe.train.seed
+    start = None
+    if method.is_lora and method.start == "pissa":
+        start_file = run_folder / "pissa_start.safetensors"
+        start = pissa_start(wrapped, reader.files, plan.decoder, method, world, start_file)
+    stream_weights(wrapped, reader, start.residual if start else None)
+    if added:
+        start_new_rows(wrapped.base, plan, added, reader)
+    if method.is_lora:
+        start_adapters(wrapped, seed)
+    elif method.is_adapter:
+        start_prompts(wrapped, seed)
+    if start:
+        start.fill(wrapped)
+    return start
 
 
 def base_name(recipe: Recipe, model_folder: Path) -> str:
@@ -96,13 +151,22 @@ def base_name(recipe: Recipe, model_folder: Path) -> str:
     return recipe.model.path if on_hub else str(model_folder.absolute())
 
 
-def add_method(model: nn.Module, plan: ModelPlan, recipe: Recipe, base: str) -> nn.Module:
-    """Decide what is trained. Returns the model, or the peft model around it."""
-    if recipe.method.type == "lora":
-        return add_lora(model, plan, recipe.method, base)
-    if recipe.method.type == "freeze":
-        freeze(model, plan, recipe.method)
-    return model
+def add_method(model: nn.Module, plan: ModelPlan, recipe: Recipe, base: str) -> tuple[nn.Module, Prefix | None]:
+    """Decide what is trained. Returns the model or the peft model around it, and the prefix where there is one."""
+    method, prefix, trained = recipe.method, None, model
+    if method.is_lora:
+        trained = add_lora(model, plan, method, base)
+    elif method.type == "llama_adapter":
+        trained = add_llama_adapter(model, plan, method, base)
+    elif method.type == "prefix":
+        trained, prefix = add_prefix(model, plan, method, base)
+    elif method.type == "freeze":
+        freeze(model, plan, method)
+    train_also(model, plan, method.also_train)
+    for name, parameter in model.named_parameters():
+        if name.endswith("." + NEW_ROWS):
+            parameter.requires_grad_(True)
+    return trained, prefix
 
 
 def widen_trained(model: nn.Module, dtype: torch.dtype) -> None:

@@ -15,7 +15,6 @@ from packtrain.data.batches import MicroBatch, collate
 from packtrain.data.order import GlobalBatch, share
 from packtrain.train.evaluation import evaluate
 from packtrain.train.faults import NonFiniteError
-from packtrain.train.optimizer import set_learning_rate
 from packtrain.train.schedule import factor
 from packtrain.train.session import Session
 
@@ -78,14 +77,12 @@ def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     norm = strategy.clip([p for _, p in session.named], recipe.train.max_grad_norm)
     # The step's one host synchronisation: a non-finite value must be seen before the update, and a stop be agreed.
     shared = world.sum(torch.stack([loss_sum, loss_sum.new_tensor(float(stop.set))]))
-    total, stops, grad_norm = torch.stack([*shared, norm.to(shared.dtype)]).tolist()
+    total, stops, grad_norm = torch.stack([*shared, norm.to(shared)]).tolist()
     result = StepResult(
         total / max(batch.label_count, 1), grad_norm, learning_rate(session, batch.step), stops > 0
     )  # fmt: skip
     NonFiniteError.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
-    set_learning_rate(session.optimizer, result.learning_rate)
-    session.optimizer.step()
-    session.optimizer.zero_grad(set_to_none=True)
+    session.updates.apply(result.learning_rate)
     return result
 
 

@@ -46,11 +46,13 @@ def _log_start(session: Session, seconds: float) -> None:
         parameters=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for _, p in session.named),
         strategy=session.built.strategy.describe(),
+        traffic=session.built.strategy.traffic(session.micro_batches).describe(),
         world_size=session.world.size,
         device=session.world.device.type,
         precision=session.recipe.train.precision,
         rows=len(session.data.train),
         recomputed_blocks=session.built.num_recomputed,
+        quantized_linears=session.built.num_quantized,
         bytes_read=session.built.bytes_read,
         seconds=round(seconds, 2),
     )

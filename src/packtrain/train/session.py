@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from packtrain.metrics.sinks import make_sinks
 from packtrain.models.locate import model_folder
 from packtrain.parallel.world import World
 from packtrain.train.build import Built, build
-from packtrain.train.optimizer import make_optimizer, trainable
+from packtrain.train.optimizer import trainable
+from packtrain.train.updates import Updates, make_updates
 
 
 @dataclass
@@ -31,16 +33,40 @@ class Session:
     world: World
     data: PreparedData
     built: Built
-    named: list[tuple[str, nn.Parameter]]
-    optimizer: torch.optim.Optimizer
+    updates: Updates
     order: Order
     total_steps: int
     store: CheckpointStore
     log: EventLog
     position: Position = field(default_factory=lambda: Position(0))
 
+    @property
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """What is trained, as the model holds it."""
+        return self.updates.named
+
+    @property
+    def stored(self) -> list[tuple[str, nn.Parameter]]:
+        """The same names, and what a checkpoint and ``final/`` hold of them."""
+        return self.updates.stored
+
+    def stored_as(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What is saved of a parameter: its copy in host memory where the optimizer has one."""
+        pairs = zip(self.named, self.stored, strict=True)
+        return next((stored for (_, own), (_, stored) in pairs if own is parameter), parameter)
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes of a step, on each process."""
+        micro = self.recipe.train.micro_batch_size
+        assert isinstance(micro, int)
+        return math.ceil(math.ceil(self.recipe.train.batch_size / self.world.size) / micro)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return training_state(self.stored, self.updates.optimizer)
+
     def save(self) -> Path:
-        return self.store.save(training_state(self.named, self.optimizer), self.position)
+        return self.store.save(self.state(), self.position)
 
     def due(self, every: Every, step: int) -> bool:
         """Whether something that happens ``every`` so often, and at the end, happens after ``step`` optimizer steps."""
@@ -64,18 +90,18 @@ def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
     """
     base = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int)
-    data = prepare_data(recipe.data, base, recipe.data.max_length, recipe.train.seed)
+    data = prepare_data(
+        recipe.data, base, recipe.data.max_length, recipe.train.seed, add_tokens=recipe.model.add_tokens
+    )  # fmt: skip
     order = make_order(recipe, data)
     total = recipe.train.max_steps or order.total_steps(recipe.train.epochs)
     built = build(recipe, base, world, folder)
-    named = trainable(built.model)
     belongs_to = {"data": data.train.folder.name, "base model": built.files.fingerprint}
     store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world, belongs_to)
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
-    session = Session(
-        recipe, folder, base, world, data, built, named, make_optimizer(recipe, named), order, total, store, log
-    )  # fmt: skip
+    updates = make_updates(recipe, trainable(built.model))
+    session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log)
     _resume(session)
     return session
 
@@ -96,5 +122,6 @@ def _resume(session: Session) -> None:
         session.log.write("warning", message=f"checkpoint passed over: {fault}")
     if newest is None:
         return
-    session.position = session.store.load(newest, training_state(session.named, session.optimizer))
+    session.position = session.store.load(newest, session.state())
+    session.updates.give_back()
     session.log.write("resume", step=session.position.step, checkpoint=newest.name)

@@ -32,7 +32,7 @@ def row_losses(model_folder: Path, rows: TokenStore, sequences: list[np.ndarray]
     from packtrain.models.files import WeightFiles
     from packtrain.models.meta import load_config, meta_model, rebuild_buffers
     from packtrain.models.plan import find_plan
-    from packtrain.models.weights import stream_weights
+    from packtrain.models.weights import WeightReader, stream_weights
 
     config = load_config(model_folder)
     model = meta_model(config, torch.float32, MASKED)
@@ -40,7 +40,7 @@ def row_losses(model_folder: Path, rows: TokenStore, sequences: list[np.ndarray]
     wrapped = CausalLMWithLoss(model, plan, MASKED)
     wrapped.to_empty(device="cpu")
     rebuild_buffers(model)
-    stream_weights(wrapped, WeightFiles.open(model_folder), plan.decoder)
+    stream_weights(wrapped, WeightReader(WeightFiles.open(model_folder)))
     batch = collate(rows, sequences, packed)
     with torch.no_grad():
         losses = wrapped(**batch.inputs, per_token=True)

@@ -14,8 +14,7 @@ from tests.tiny import make_model, values, write_chats
 
 from packtrain.errors import UserError
 from packtrain.models.files import WeightFiles
-from packtrain.models.names import file_key
-from packtrain.models.weights import local_slices, local_tensor
+from packtrain.models.weights import base_tensors, local_tensor
 
 
 def shards(world: Any, recipe: dict[str, Any]) -> tuple[int, int]:
@@ -25,10 +24,9 @@ def shards(world: Any, recipe: dict[str, Any]) -> tuple[int, int]:
     for file in session.model_folder.glob("*.safetensors"):
         whole.update(load_file(file))
     compared = 0
-    for name, parameter in session.built.model.named_parameters():
-        if ".lora_" not in name:
-            assert torch.equal(local_tensor(parameter), whole[file_key(name)][local_slices(parameter)]), name
-            compared += 1
+    for tensor in base_tensors(session.built.model):
+        assert torch.equal(local_tensor(tensor.holder), whole[tensor.key][tensor.slices]), tensor.key
+        compared += 1
     return compared, session.built.bytes_read
 
 
