@@ -14,7 +14,7 @@ from packtrain.models.weights import base_tensors, resolve_key, torch_dtype
 from packtrain.parallel.strategy import full_tensor
 from packtrain.train.session import Session
 
-_SHARD_BYTES = 4 * 2**30
+_FILE_BYTES = 4 * 2**30
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -75,8 +75,12 @@ def peft_key(name: str) -> str:
     return key.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
 
 
-def write_sharded(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
-    """Write tensors as they come, a file for every 4 GiB, with the index transformers expects. Returns bytes."""
+def write_sharded(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, file_bytes: int = _FILE_BYTES) -> int:
+    """Write tensors as they come, several files where they take more, with the index transformers expects.
+
+    Returns:
+        Bytes of all tensors.
+    """
     from safetensors.torch import save_file
 
     parts: list[list[str]] = []
@@ -91,7 +95,7 @@ def write_sharded(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> 
 
     for name, tensor in tensors:
         num_bytes = tensor.numel() * tensor.element_size()
-        if pending and size + num_bytes > _SHARD_BYTES:
+        if pending and size + num_bytes > file_bytes:
             flush()
         pending[name] = tensor.contiguous()
         size, total = size + num_bytes, total + num_bytes
