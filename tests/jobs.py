@@ -45,4 +45,10 @@ def steps_of(world: World, recipe: dict[str, Any]) -> list[tuple[float, float]]:
 
 def train_recipes(world: World, recipes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Several recipes one after the other in the same processes: starting them costs more than training."""
-    return {name: train_recipe(world, recipe) for name, recipe in recipes.items()}
+    import torch
+
+    found = {}
+    for name, recipe in recipes.items():
+        torch.compiler.reset()  # blocks of one class share a limit on compilations
+        found[name] = train_recipe(world, recipe)
+    return found

@@ -1,39 +1,48 @@
-"""On a GPU: the CPU's numbers, whatever the kernels, the strategy, compile and recompute."""
+"""On GPUs: the CPU's numbers, whatever the kernels, the strategy, compile, recompute and offload; over NCCL where
+there are two."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.jobs import train_recipes
+from tests.parity import ADAPTERS, METHODS, Case, make_case
 from tests.ranks import run_ranks
-from tests.tiny import make_model, values, write_uneven_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-LABELS = [1, 61, 2, 40, 1, 1, 7, 33, 5, 61, 1, 2, 3]
-METHODS: dict[str, dict[str, Any]] = {
-    "full": {"type": "full"}, "freeze": {"type": "freeze", "freeze_first": 2}, "lora": {"type": "lora", "rank": 4},
-}  # fmt: skip
+ALL = METHODS | ADAPTERS
+FEW = ("full", "lora", "qlora", "qlora int8 dora", "llama_adapter", "prefix", "lora, tokens")
+COMPILED = ("full", "qlora", "llama_adapter", "prefix")
 EXACT: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single"}, "ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"},
     "compiled": {"compile": True}, "recompute": {"recompute": "full"}, "selective": {"recompute": "selective"},
     "compiled, half recomputed": {"compile": True, "recompute": 0.5},
     "fsdp, compiled, recomputed": {"strategy": "fsdp", "compile": True, "recompute": "full"},
+    "optimizer offload": {"strategy": "fsdp", "offload": "optimizer"},
+    "params offload": {"strategy": "fsdp", "offload": "params"},
+    "activations offload": {"recompute": "full", "offload_activations": True},
 }  # fmt: skip
+SPREAD: dict[str, dict[str, Any]] = {
+    "ddp 2": {"strategy": "ddp"},
+    "fsdp 2": {"strategy": "fsdp", "shard_size": 2},
+    "fsdp 2, compiled, recomputed": {"strategy": "fsdp", "shard_size": 2, "compile": True, "recompute": "full"},
+    "hsdp 2x1": {"strategy": "fsdp", "shard_size": 1},
+    "optimizer offload": {"strategy": "fsdp", "shard_size": 2, "offload": "optimizer"},
+    "params offload": {"strategy": "fsdp", "shard_size": 2, "offload": "params"},
+}
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    folder = tmp_path_factory.mktemp("gpu")
-    return make_model(folder / "model"), f"{write_uneven_rows(folder / 'rows.py', LABELS)}:rows"
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("gpu"))
 
 
 @pytest.fixture(scope="module")
-def expected(case: tuple[Path, str]) -> dict[str, Any]:
-    recipes = {m: values(*case, method=s) for m, s in METHODS.items()}
-    recipes |= {f"{m}, packed": values(*case, method=s, data={"packing": True}) for m, s in METHODS.items()}
+def expected(case: Case) -> dict[str, Any]:
+    recipes = {m: case.recipe(s) for m, s in ALL.items()}
+    recipes |= {f"{m}, packed": case.recipe(s, data={"packing": True}) for m, s in ALL.items()}
     return run_ranks(1, train_recipes, recipes)[0]
 
 
@@ -41,29 +50,68 @@ def losses(result: tuple[list[tuple[float, float]], Any]) -> list[float]:
     return [loss for loss, _ in result[0]]
 
 
-def test_fp32_is_the_cpu_whatever_the_strategy(case: tuple[Path, str], expected: dict[str, Any]) -> None:
-    recipes = {
-        f"{method}; {name}": values(*case, method=section, parallel=parallel, launch={"device": "cuda"})
-        for method, section in METHODS.items()
-        for name, parallel in EXACT.items()
-    }
-    found = run_ranks(1, train_recipes, recipes, device="cuda")[0]
+def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    wrong = {}
     for name, result in found.items():
-        assert losses(result) == pytest.approx(losses(expected[name.split(";")[0]]), rel=1e-5), name
+        wanted = losses(expected[name.split(";")[0]])
+        if losses(result) != pytest.approx(wanted, rel=1e-4 if "qlora" in name else 1e-5):
+            wrong[name] = losses(result), wanted
+    assert not wrong
 
 
-def test_packed_bf16_is_near_fp32(case: tuple[Path, str], expected: dict[str, Any]) -> None:
+def test_fp32_is_the_cpu_whatever_the_strategy(case: Case, expected: dict[str, Any]) -> None:
+    recipes = {
+        f"{method}; {name}": case.recipe(ALL[method], parallel=parallel, launch={"device": "cuda"})
+        for method in FEW
+        for name, parallel in EXACT.items()
+        if method in COMPILED or not parallel.get("compile")
+    }
+    compare(run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0], expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_two_gpus_over_nccl(case: Case, expected: dict[str, Any]) -> None:
+    recipes = {
+        f"{method}; {name}": case.recipe(
+            section, parallel=parallel, launch={"device": "cuda", "processes": 2}, train={"micro_batch_size": 4}
+        )
+        for method, section in ALL.items()
+        for name, parallel in SPREAD.items()
+        if method in COMPILED or not parallel.get("compile")
+    }
+    first, second = run_ranks(2, train_recipes, recipes, device="cuda", timeout=500)
+    assert first == second, "ranks disagree"
+    compare(first, expected)
+
+
+def test_packed_bf16_is_near_fp32(case: Case, expected: dict[str, Any]) -> None:
     """The variable-length kernel computes in bf16, which leaves about three digits."""
     recipes = {
-        f"{method}; {strategy}, compile {compiled}": values(
-            *case, method=section, data={"packing": True}, train={"precision": "bf16"}, launch={"device": "cuda"},
+        f"{method}; {strategy}, compile {compiled}": case.recipe(
+            ALL[method], data={"packing": True}, train={"precision": "bf16"}, launch={"device": "cuda"},
             parallel={"strategy": strategy, "compile": compiled},
         )
-        for method, section in METHODS.items()
+        for method in FEW
         for strategy in ("single", "fsdp")
         for compiled in (False, True)
+        if method in COMPILED or not compiled
     }  # fmt: skip
-    found = run_ranks(1, train_recipes, recipes, device="cuda")[0]
+    found = run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0]
     for name, result in found.items():
         wanted = losses(expected[f"{name.split(';')[0]}, packed"])
         assert losses(result) == pytest.approx(wanted, rel=5e-3), name
+
+
+def test_bitsandbytes_makes_and_reads_the_same_bytes() -> None:
+    """A shard's rows on the GPU, against the whole tensor by bitsandbytes' CUDA kernels."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    from packtrain.models.quantize import Quantization
+
+    torch.manual_seed(0)
+    whole = (torch.randn(512, 1024, device="cuda") * 0.02).bfloat16()
+    packed, state = functional.quantize_4bit(whole, blocksize=64, quant_type="nf4")
+    own, scales = Quantization().quantize(whole[128:300])
+    assert torch.equal(own.reshape(-1), packed.view(512, 512)[128:300].reshape(-1))
+    assert torch.equal(scales.view(torch.float32), state.absmax.view(512, 16)[128:300])
+    back = functional.dequantize_4bit(packed, state)[128:300]
+    assert torch.equal(Quantization().dequantize(own, scales, torch.bfloat16), back)

@@ -33,7 +33,7 @@ class PissaStart:
         """The rows of a base weight without their principal part: a transform for ``stream_weights``."""
         if key not in self.factors:
             return values
-        a, b = self.factors[key]
+        a, b = (factor.to(values.device) for factor in self.factors[key])
         return values.float() - self.scaling * (b[slices[0]] @ a[:, slices[1]])
 
     def fill(self, model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packtrain.config.facts import Facts, ModelFacts
+from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
 
 _HEADROOM = 0.88  # of the card: the rest is the allocator's, cuBLAS's and NCCL's
@@ -33,6 +34,8 @@ def choose(recipe: Recipe, facts: Facts) -> Choice:
     given = recipe.train.micro_batch_size
     micros = [given] if given != "auto" else sorted({wanted, -(-wanted // 2), 1}, reverse=True)
     shares = _SHARES if recipe.parallel.recompute == "auto" else (_share(recipe.parallel.recompute),)
+    if recipe.parallel.offload_activations and recipe.parallel.recompute == "auto":
+        shares = (1.0,)
     for share in shares:
         for micro in micros:
             if total(recipe, facts, micro, share) <= _HEADROOM * facts.memory:
@@ -47,36 +50,77 @@ def total(recipe: Recipe, facts: Facts, micro_batch_size: int, recompute: float)
 
 def states(recipe: Recipe, facts: Facts) -> float:
     """Weights, gradients and optimizer states of one GPU, in bytes."""
-    sharded = recipe.parallel.strategy == "fsdp"
-    shards = recipe.parallel.shard_size if sharded else 1
+    shards = recipe.parallel.shard_size if recipe.parallel.strategy == "fsdp" else 1
     assert isinstance(shards, int)
-    width = 2 if recipe.train.precision == "bf16" else 4
+    return _kept(recipe, facts.model) / shards + _gathered(recipe, facts.model)
+
+
+def _kept(recipe: Recipe, model: ModelFacts) -> float:
+    """What all shards together keep on their GPUs for the whole run."""
+    if recipe.parallel.offload == "params":
+        return 0.0
+    trained = trained_parameters(recipe, model)
+    frozen = model.num_parameters if recipe.method.is_adapter else model.num_parameters - trained
+    inside = max(frozen - tables(model), 0)  # what a quantised base stores in less
+    return (frozen - inside) * _width(recipe) + inside * stored_bytes(recipe) + trained * trained_bytes(recipe)
+
+
+def _gathered(recipe: Recipe, model: ModelFacts) -> float:
+    """Weights that exist for a while in the dtype of the arithmetic."""
+    width = _width(recipe)
+    # A quantised weight is made anew while its linear runs.
+    made = 2 * model.hidden * model.intermediate * width if recipe.method.type == "qlora" else 0
+    if recipe.parallel.strategy == "fsdp":
+        stored = stored_bytes(recipe) if recipe.method.is_adapter else width
+        block = max(model.num_parameters - tables(model), 0) * stored / max(model.num_blocks, 1)
+        return 3 * block + tables(model) * width + made
+    narrower = width < (4 if recipe.train.master_weights == "fp32" else 2)  # autocast keeps what it cast
+    return (trained_parameters(recipe, model) * width if narrower else 0) + made
+
+
+def _width(recipe: Recipe) -> int:
+    return 2 if recipe.train.precision == "bf16" else 4
+
+
+def tables(model: ModelFacts) -> float:
+    """Parameters of the embedding and the head, of which a tied model has one."""
+    return 2.0 * model.vocabulary * model.hidden
+
+
+def trained_bytes(recipe: Recipe) -> float:
+    """Bytes that a trained weight takes on a GPU with its gradient and its optimizer states."""
+    if recipe.parallel.offload == "optimizer":
+        return 2 * _width(recipe)
     master = 4 if recipe.train.master_weights == "fp32" else 2
-    trained = trained_parameters(recipe, facts.model)
-    frozen = facts.model.num_parameters if recipe.method.type == "lora" else facts.model.num_parameters - trained
-    kept = frozen * width + trained * (2 * master + 8)
-    block = facts.model.num_parameters / max(facts.model.num_blocks, 1)
-    gathered = 3 * block * width if sharded else (trained * width if width < master else 0)
-    return kept / shards + gathered
+    state = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}[recipe.train.optimizer]
+    if recipe.train.optimizer == "adamw" and master == 2 and recipe.train.rounding == "kahan":
+        state += 2
+    return 2 * master + state
 
 
 def trained_parameters(recipe: Recipe, model: ModelFacts) -> float:
     method = recipe.method
+    parts = sum({"embedding": 1, "head": 1, "norm": 0}[part] for part in method.also_train)
+    beside = parts * model.vocabulary * model.hidden
     if method.type == "full":
         return model.num_parameters
     if method.type == "freeze":
         return model.num_parameters * (1 - method.freeze_first / max(model.num_blocks, 1))
-    return method.rank * model.num_blocks * (9 * model.hidden + 3 * model.intermediate)
+    if method.is_lora:
+        return method.rank * model.num_blocks * (9 * model.hidden + 3 * model.intermediate) + beside
+    assert isinstance(method.virtual_tokens, int), "resolve comes first"
+    return method.virtual_tokens * model.num_blocks * 2 * model.hidden + beside
 
 
 def activations(recipe: Recipe, model: ModelFacts, micro_batch_size: int, recompute: float) -> float:
     """Bytes kept for the backward pass, the working set of one block, and one chunk of logits."""
     assert isinstance(recipe.data.max_length, int)
     tokens = micro_batch_size * recipe.data.max_length
-    width = 2 if recipe.train.precision == "bf16" else 4
+    width = _width(recipe)
     block = tokens * width * (3.2 * model.intermediate + 7.5 * model.hidden)
     edge = tokens * width * model.hidden
-    kept = model.num_blocks * ((1 - recompute) * block + recompute * edge) + (block if recompute else 0)
+    inputs = 0.0 if recipe.parallel.offload_activations else edge
+    kept = model.num_blocks * ((1 - recompute) * block + recompute * inputs) + (block if recompute else 0)
     return kept + _CHUNK * model.vocabulary * 12 + 6 * edge
 
 
