@@ -5,12 +5,14 @@ python benchmarks/dequantize.py
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import statistics
 
 import torch
 
 from packtrain.models.quantize import Quantization
-from packtrain.models.quantized import bitsandbytes_kernel, find_dequantize
+from packtrain.models.quantized import by_bitsandbytes, find_kernel
 
 
 def milliseconds(function, repeats: int = 50) -> float:
@@ -36,18 +38,18 @@ def main() -> None:
     print(f"copy: {copy:.3f} ms, {rate:.2f} TB/s")
     for quantization in (Quantization(), Quantization(double=True), Quantization("int8")):
         packed, scales = quantization.quantize(weights[0])
-        packed, scales = packed.view(torch.bfloat16), scales.view(torch.bfloat16)
         moved = packed.nbytes + scales.nbytes + target.nbytes
-        made = find_dequantize(quantization)
-        plain = quantization.dequantize
-        variants = {
-            "torch": lambda p=packed, s=scales, f=plain: f(p.view(torch.uint8), s.view(torch.uint8), torch.bfloat16),
-        }
-        variants["torch, compiled"] = torch.compile(variants["torch"])
-        if bitsandbytes_kernel() is not None and quantization.format == "nf4":
-            variants["bitsandbytes"] = lambda p=packed, s=scales, f=made: f(p, s, torch.bfloat16)
-        for name, function in variants.items():
-            time = milliseconds(function)
+        kernels = {"torch": Quantization.dequantize, "torch, compiled": torch.compile(Quantization.dequantize)}
+        kernels["ours"] = find_kernel(quantization, "cuda")
+        if importlib.util.find_spec("bitsandbytes") and quantization.format == "nf4":
+            import bitsandbytes  # noqa: F401 - registers its operators
+
+            kernels["bitsandbytes"] = by_bitsandbytes
+        wanted = quantization.dequantize(packed, scales, torch.bfloat16)
+        for name, kernel in kernels.items():
+            run = functools.partial(kernel, quantization, packed, scales, torch.bfloat16)
+            assert torch.equal(run(), wanted), name
+            time = milliseconds(run)
             print(
                 f"{quantization}, {name}: {time:.3f} ms, {moved / time / 1e9 / rate:.2f} of the copy's rate", flush=True
             )

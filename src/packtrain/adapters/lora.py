@@ -17,7 +17,7 @@ from packtrain.adapters.start import uniform
 from packtrain.adapters.targets import find_targets
 from packtrain.config.schema import MethodSection
 from packtrain.models.plan import ModelPlan
-from packtrain.models.quantized import QuantizedLinear
+from packtrain.models.quantized import QuantizedLinear, dequantize
 from packtrain.models.weights import local_slices, local_tensor
 
 _ROWS = 512  # of a weight, whose norms are taken at once
@@ -84,7 +84,7 @@ def _row_norms(linear: nn.Module) -> torch.Tensor:
     if isinstance(linear, QuantizedLinear):
         packed, scales = local_tensor(linear.packed), local_tensor(linear.scales)
         parts = [
-            linear.dequantize(p, s, linear.storage)
+            dequantize(linear.quantization, p, s, linear.storage)
             for p, s in zip(packed.split(_ROWS), scales.split(_ROWS), strict=True)
             if len(p)
         ]

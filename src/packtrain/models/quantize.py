@@ -66,10 +66,10 @@ class Quantization:
     def dequantize(self, packed: torch.Tensor, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The weight, (rows, columns) in ``dtype``; the product with the scale is taken in float32."""
         if self.format == "int8":
-            values = packed.view(torch.int8).float() / 127
+            values = packed.view(torch.int8).float() * (1 / 127)
         else:
             values = torch.stack([packed >> 4, packed & 15], -1).flatten(1)
-            values = _codes(packed.device)[values.int()]
+            values = nf4_codes(packed.device)[values.int()]
         scales = self.scales(stored, values.shape[1])
         return (values.unflatten(1, (-1, BLOCK)) * scales.unsqueeze(-1)).flatten(1).to(dtype)
 
@@ -96,11 +96,12 @@ def _padded(count: int) -> int:
 
 
 @functools.cache
-def _codes(device: torch.device) -> torch.Tensor:
+def nf4_codes(device: torch.device) -> torch.Tensor:
+    """The sixteen values of NF4, float32, ascending."""
     return torch.tensor(_NF4, device=device)
 
 
 @functools.cache
 def _midpoints(device: torch.device) -> torch.Tensor:
-    codes = torch.tensor(_NF4, device=device)
+    codes = nf4_codes(device)
     return (codes[:-1] + codes[1:]) / 2
