@@ -10,7 +10,5 @@ PYTHONPATH=$bits:$PYTHONPATH python3 benchmarks/dequantize.py 2>&1 | tail -20 | 
 speed() { timeout 150 python3 benchmarks/train_speed.py $model "$@" 2>&1 | tail -25 | cut -c1-2000 | tee -a "$out/speed.txt"; }
 speed --save "8B LoRA"
 speed --save "8B QLoRA" method.type=qlora
-PYTHONPATH=$bits:$PYTHONPATH speed --save "8B QLoRA, bitsandbytes" method.type=qlora
 speed --save "8B QLoRA, full recompute" method.type=qlora parallel.recompute=full train.batch_size=2 train.micro_batch_size=2
-speed --save "8B full, 8-bit states, bf16 stochastic" method.type=full train.optimizer=adamw_8bit train.master_weights=bf16 parallel.recompute=full train.batch_size=2 train.micro_batch_size=2
 cp benchmarks/results.csv "$out/" 2>/dev/null
