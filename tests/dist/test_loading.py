@@ -26,11 +26,11 @@ def load(*arguments: str) -> list[dict[str, Any]]:
     "arguments",
     [
         ("--strategy", "fsdp"),
-        ("--strategy", "fsdp", "--dtype", "fp32", "--tied", "--one-file"),
-        ("--strategy", "ddp", "--dtype", "fp16"),
-        ("--strategy", "single", "--processes", "1", "--precision", "fp32"),
-        ("--strategy", "fsdp", "--method", "qlora"),
-        ("--strategy", "ddp", "--method", "prefix"),
+        pytest.param(("--strategy", "fsdp", "--dtype", "fp32", "--tied", "--one-file"), marks=pytest.mark.slow),
+        pytest.param(("--strategy", "ddp", "--dtype", "fp16"), marks=pytest.mark.slow),
+        pytest.param(("--strategy", "single", "--processes", "1", "--precision", "fp32"), marks=pytest.mark.slow),
+        pytest.param(("--strategy", "fsdp", "--method", "qlora"), marks=pytest.mark.slow),
+        pytest.param(("--strategy", "ddp", "--method", "prefix"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

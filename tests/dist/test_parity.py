@@ -42,7 +42,7 @@ def test_spread_equals_single(case: Case, expected: dict[str, Any], world: str) 
     compare(case, expected, world, METHODS)
 
 
-@pytest.mark.parametrize("world", ["ddp 2", "fsdp 2", "hsdp 2x2"])
+@pytest.mark.parametrize("world", [pytest.param("ddp 2", marks=pytest.mark.slow), "fsdp 2", "hsdp 2x2"])
 def test_adapters_spread_equal_single(case: Case, expected: dict[str, Any], world: str) -> None:
     compare(case, expected, world, ADAPTERS)
 
@@ -57,6 +57,18 @@ def test_accumulation_and_recompute_on_one_process(case: Case, expected: dict[st
             )
     for name, found in run_ranks(1, train_recipes, tried)[0].items():
         assert_equal(found, expected[name.split(",")[0]], name=name)
+
+
+OFFLOADS: dict[str, dict[str, Any]] = {
+    "optimizer": {"offload": "optimizer"}, "params": {"offload": "params"}, "activations": {"offload_activations": True},
+}  # fmt: skip
+
+
+def test_offload_changes_nothing(case: Case, expected: dict[str, Any]) -> None:
+    methods = {m: (METHODS | ADAPTERS)[m] for m in ("full", "qlora", "full, tokens", "full, 8 bit")}
+    recipes = {f"{m}; {o}": case.spread(s, "fsdp 2", 3, **how) for m, s in methods.items() for o, how in OFFLOADS.items()}
+    for name, found in run_ranks(2, train_recipes, recipes)[0].items():
+        assert_equal(found, expected[name.split(";")[0]], 1e-4 if "qlora" in name else 1e-5, name)
 
 
 def test_architectures(tmp_path: Path) -> None:

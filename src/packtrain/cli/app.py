@@ -136,6 +136,23 @@ def evaluate(
     return run_eval(target, overrides or [], as_json, loss, folder)
 
 
+@app.command()
+def export(
+    target: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder.")],
+    to: Annotated[str | None, typer.Option(help="Folder to write; merged/ in the run folder if not given.")] = None,
+    compare: Annotated[bool, typer.Option(help="Compare its logits with the trained model's.")] = True,
+    as_json: AsJson = False,
+    folder: Annotated[str, typer.Option(help="Where the runs are.")] = "runs",
+) -> int:
+    """Merge a run's LoRA or QLoRA adapter into its base model.
+
+    In the dtype of the base model's files; a QLoRA base passes through its quantised form.
+    """
+    from packtrain.cli.export import run_export
+
+    return run_export(target, to, compare, as_json, folder)
+
+
 @app.command(name="recipe")
 def recipe_reference(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipe.md.")] = False,

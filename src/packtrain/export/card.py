@@ -15,6 +15,14 @@ model = AutoPeftModelForCausalLM.from_pretrained("{folder}")
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 """
 
+_METHODS: dict[str, str] = {
+    "full": "training every weight",
+    "freeze": "training a part of its weights",
+    "lora": "LoRA (rank {rank}, alpha {alpha:g})",
+    "qlora": "QLoRA (rank {rank}, alpha {alpha:g}, {quantize})",
+    "llama_adapter": "LLaMA-Adapter ({virtual_tokens} prompts in the last {adapter_blocks} blocks)",
+    "prefix": "prefix tuning ({virtual_tokens} virtual tokens)",
+}
 _LOAD_MODEL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,23 +33,36 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 
 def model_card(session: Session) -> str:
     """The README.md of ``final/``."""
-    recipe, lora = session.recipe, session.recipe.method.type == "lora"
-    header = ["---", f"base_model: {recipe.model.path}", "library_name: " + ("peft" if lora else "transformers")]
+    recipe, adapter = session.recipe, session.recipe.method.is_adapter
+    header = ["---", f"base_model: {recipe.model.path}", "library_name: " + ("peft" if adapter else "transformers")]
     header += ["pipeline_tag: text-generation", "tags: [packtrain]", "---"]
-    code = (_LOAD_ADAPTER if lora else _LOAD_MODEL).format(folder=f"{session.folder.name}/final")
+    code = (_LOAD_ADAPTER if adapter else _LOAD_MODEL).format(folder=f"{session.folder.name}/final")
     parts = ["\n".join(header), f"# {session.folder.name}", _what(session), f"```python\n{code}```", _results(session)]
+    parts.insert(3, _notes(session))
     parts.append(f"Trained with Packtrain {__version__}; the run folder's recipe.yaml repeats it.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _notes(session: Session) -> str:
+    """What someone who loads this should know."""
+    method, added, notes = session.recipe.method, session.recipe.model.add_tokens, []
+    if method.type == "qlora":
+        notes.append(
+            f"Trained on a base quantised to {method.quantize}; the code above loads an unquantised base. "
+            "For the model as it was trained, give `from_pretrained` a `BitsAndBytesConfig` of 4 bits, or merge it: "
+            f"`packtrain export {session.folder.name}`."
+        )
+    if added and method.is_lora:
+        notes.append(f"The tokenizer has {len(added)} new tokens; their rows are in the adapter's file.")
+    return "\n\n".join(notes)
 
 
 def _what(session: Session) -> str:
     recipe = session.recipe
     data = ", ".join(entry.path for entry in recipe.data.train)
-    method: str = recipe.method.type
-    if method == "lora":
-        method = f"LoRA (rank {recipe.method.rank}, alpha {recipe.method.alpha:g})"
+    method = _METHODS[recipe.method.type].format(**recipe.method.model_dump())
     return (
-        f"`{recipe.model.path}`, fine-tuned by {method} on {data}: {len(session.data.train):,} rows, "
+        f"`{recipe.model.path}`, fine-tuned by {method}, on {data}: {len(session.data.train):,} rows, "
         f"{session.position.step:,} steps of {recipe.train.batch_size} sequences, {session.position.tokens:,} tokens, "
         f"learning rate {recipe.train.learning_rate:g} ({recipe.train.schedule}), {recipe.train.precision}, "
         f"seed {recipe.train.seed}."

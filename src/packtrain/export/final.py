@@ -18,7 +18,7 @@ from packtrain.export.tensors import gathered_adapters, gathered_model, gathered
 from packtrain.models.names import file_key
 from packtrain.train.session import Session
 
-_COPIED = ("config.json", "generation_config.json")
+COPIED = ("config.json", "generation_config.json")
 
 
 def save_final(session: Session) -> Path:
@@ -49,14 +49,14 @@ def _save_model(session: Session, folder: Path) -> None:
         return
     folder.mkdir(exist_ok=True)
     write_sharded(tensors, folder)
-    for name in _COPIED:
+    for name in COPIED:
         if (session.model_folder / name).is_file():
             shutil.copyfile(session.model_folder / name, folder / name)
     if session.built.added:
-        _grow_config(folder / "config.json", session.built.added.end)
+        grow_config(folder / "config.json", session.built.added.end)
 
 
-def _grow_config(file: Path, vocabulary: int) -> None:
+def grow_config(file: Path, vocabulary: int) -> None:
     """State the vocabulary's new size where the added tokens made it larger."""
     config = json.loads(file.read_text(encoding="utf-8"))
     owner = config.get("text_config") or config

@@ -121,7 +121,7 @@ def describe(event: Event) -> str:
     kind = event["event"]
     if kind == "start":
         trainable = f"{_short(event['trainable'])} of {_short(event['parameters'])} parameters"
-        sent = f"; {event['traffic']}" if event["world_size"] > 1 else ""
+        sent = f"; {event['traffic']}" if event.get("traffic") and event["world_size"] > 1 else ""
         return f"training {trainable}, {event['strategy']}, {event['total_steps']} steps{sent}"
     if kind == "eval":
         perplexity = f"  perplexity {event['perplexity']:.2f}" if event.get("perplexity") is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from packtrain.models.attention import VARLEN, causal_sentinel, document_mask
@@ -97,6 +98,19 @@ class CausalLMWithLoss(nn.Module):
                 table = self.options.table(weight, rows)  # type: ignore[arg-type]
                 return token_losses(hidden, table, bias, targets, self.options.transform)
             return SummedLoss.apply(hidden, weight, bias, rows, targets, self.options)
+
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The logits of plain rows, (batch, seq, vocabulary): for comparisons, not for training.
+
+        Args:
+            input_ids: (batch, seq) int64.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+        hidden = self._decode(input_ids, positions, None, None, None)
+        head = self.base.get_submodule(self.plan.head)
+        table = self.options.table(head.weight, getattr(head, NEW_ROWS, None))  # type: ignore[arg-type]
+        made = F.linear(hidden, table.to(hidden.dtype), getattr(head, "bias", None))
+        return self.options.transform(made)
 
     def _decode(self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor | None,
                 cu_seqlens: torch.Tensor | None, max_seqlen: int | None) -> torch.Tensor:  # fmt: skip
