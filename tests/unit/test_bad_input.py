@@ -180,6 +180,77 @@ def block_out_of_range(c: Case) -> None:
     c.words = ["method.type=freeze", "method.trainable=[blocks.9]"]
 
 
+def config_of(c: Case, **changes: object) -> None:
+    file = c.model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def quantised_already(c: Case) -> None:
+    config_of(c, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+
+
+def weights_in_float8(c: Case) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = c.model / "model.safetensors"
+    save_file({k: t.to(torch.float8_e4m3fn) for k, t in load_file(file).items()}, file)
+
+
+def token_known(c: Case) -> None:
+    c.recipe["model"]["add_tokens"] = ["<call>", "<|im_start|>"]
+
+
+def token_twice(c: Case) -> None:
+    c.recipe["model"]["add_tokens"] = ["<call>", "<call>"]
+
+
+def token_blank(c: Case) -> None:
+    c.recipe["model"]["add_tokens"] = [" "]
+
+
+def llama_adapter_on_qwen(c: Case) -> None:
+    config_of(c, model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+    c.words = ["method.type=llama_adapter"]
+
+
+def too_many_adapter_blocks(c: Case) -> None:
+    c.words = ["method.type=llama_adapter", "method.adapter_blocks=5"]
+
+
+def prefix_out_of_the_window(c: Case) -> None:
+    config_of(c, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
+    c.words = ["method.type=prefix", "method.virtual_tokens=10"]
+
+
+def also_train_without_adapter(c: Case) -> None:
+    c.words = ["method.also_train=[head]"]
+
+
+def quantize_without_qlora(c: Case) -> None:
+    c.words = ["method.type=lora", "method.quantize=int8"]
+
+
+def head_as_target(c: Case) -> None:
+    c.words = ["method.type=lora", "method.targets=[q_proj, lm_head]"]
+
+
+def offload_without_fsdp(c: Case) -> None:
+    c.words = ["parallel.offload=params"]
+
+
+def offload_of_bf16(c: Case) -> None:
+    c.words = ["parallel.strategy=fsdp", "parallel.offload=optimizer", "train.master_weights=bf16"]
+
+
+def offload_of_nothing(c: Case) -> None:
+    c.words = ["parallel.offload_activations=true"]
+
+
+def eight_bit_by_another_name(c: Case) -> None:
+    c.words = ["method.type=qlora", "method.quantize=8bit"]
+
+
 CASES: dict[Callable[[Case], None], tuple[str, ...]] = {
     unknown_key: ("recipe.yaml:", "train.learning_rat", "unknown key", "did you mean 'learning_rate'"),
     wrong_type: ("command line: train.batch_size", "'many'", "whole number"),
@@ -212,6 +283,21 @@ CASES: dict[Callable[[Case], None], tuple[str, ...]] = {
     no_target: ("method.targets", "[]", "at least one entry"),
     ready_made_id_out_of_range: ("chats.jsonl:2", "999", "261"),
     unknown_name: ("samsum_mimi", "samsum_mini"),
+    quantised_already: ("config.json", "quantised already", "bitsandbytes", "qlora"),
+    weights_in_float8: ("model.safetensors", "F8_E4M3", "bf16"),
+    token_known: ("model.add_tokens", "'<|im_start|>'", "already"),
+    token_twice: ("model.add_tokens", "'<call>'", "twice"),
+    token_blank: ("model.add_tokens", "white space"),
+    llama_adapter_on_qwen: ("method.type", "qwen3", "lora or prefix"),
+    too_many_adapter_blocks: ("method.adapter_blocks", "5 of 4", "1 to 4"),
+    prefix_out_of_the_window: ("method.type", "128", "64", "at most 54"),
+    also_train_without_adapter: ("method.also_train", "method full"),
+    quantize_without_qlora: ("method.quantize", "method lora", "qlora"),
+    head_as_target: ("method.targets", "lm_head", "method.also_train: [head]"),
+    offload_without_fsdp: ("parallel.offload", "params", "single", "fsdp"),
+    offload_of_bf16: ("parallel.offload", "fp32", "master_weights"),
+    offload_of_nothing: ("parallel.offload_activations", "none recomputes", "full"),
+    eight_bit_by_another_name: ("method.quantize", "'8bit'", "nf4", "int8"),
     block_out_of_range: ("method.trainable", "blocks.9", "0 to 3"),
 }
 

@@ -19,8 +19,8 @@ def resolve(recipe: Recipe, facts: Facts) -> Recipe:
     recipe = recipe.model_copy(deep=True)
     recipe.launch.device = facts.device  # type: ignore[assignment]
     recipe.launch.processes = facts.processes
-    _resolve_data(recipe, facts)
     _resolve_method(recipe, facts)
+    _resolve_data(recipe, facts)
     if recipe.train.precision == "auto":
         recipe.train.precision = "bf16" if facts.bf16 else "fp32"
     _resolve_parallel(recipe, facts)
@@ -37,6 +37,9 @@ def auto_max_length(model_limit: int | None) -> int:
 def _resolve_data(recipe: Recipe, facts: Facts) -> None:
     if recipe.data.max_length == "auto":
         recipe.data.max_length = auto_max_length(facts.model.max_length)
+        if recipe.method.type == "prefix" and facts.model.max_length:  # which takes positions too
+            assert isinstance(recipe.method.virtual_tokens, int)
+            recipe.data.max_length = min(recipe.data.max_length, facts.model.max_length - recipe.method.virtual_tokens)
     if recipe.data.workers == "auto":
         recipe.data.workers = facts.num_cores
 

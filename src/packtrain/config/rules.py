@@ -202,9 +202,14 @@ def _idle_ranks(recipe: Recipe, facts: Facts) -> Broken:
 
 def _too_long(recipe: Recipe, facts: Facts) -> Broken:
     length, limit = recipe.data.max_length, facts.model.max_length
+    beside = ""
+    if limit is not None and recipe.method.type == "prefix":
+        tokens = recipe.method.virtual_tokens
+        limit -= 30 if tokens == "auto" else tokens
+        beside = " beside the prefix"
     if length != "auto" and limit is not None and length > limit:
         return (
-            f"max_length {length} is past the {limit} positions of the model",
+            f"max_length {length} is past the {limit} positions of the model{beside}",
             f"set data.max_length to {limit} or less",
         )
     return None
