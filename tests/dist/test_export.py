@@ -19,6 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dora": {"method": {"type": "lora", "rank": 4, "dora": True, "also_train": ["norm"], "targets": ["q_proj"]}},
     "pissa": {"method": {"type": "lora", "rank": 4, "start": "pissa"}},
     "qlora": {"method": {"type": "qlora", "rank": 4, "targets": ["q_proj", "down_proj"]}, "model": TOKENS},
+    "qlora_pissa": {"method": {"type": "qlora", "rank": 4, "start": "pissa"}},
     "qlora_dora": {"method": {"type": "qlora", "rank": 4, "quantize": "int8", "dora": True}},
 }
 
@@ -69,9 +70,11 @@ def test_what_cannot_be_merged(runs: Path) -> None:
     train(runs, "prefix", {"method": {"type": "prefix", "virtual_tokens": 5}})
     done = packtrain("export", "prefix", cwd=runs)
     assert done.returncode == 2 and "has nothing to merge" in done.stderr
-    (runs / "full").mkdir()
-    (runs / "full" / "something").touch()
-    train(runs, "again", METHODS["pissa"])
-    done = packtrain("export", "again", "--to", "full", cwd=runs)
-    assert done.returncode == 2 and "exists already" in done.stderr
-    assert [p.name for p in (runs / "full").iterdir()] == ["something"]
+    (runs / "taken").mkdir()
+    (runs / "taken" / "something").touch()
+    recipe = runs / "runs" / "prefix" / "recipe.yaml"  # as if LoRA had been trained: neither folder may be touched
+    recipe.write_text(recipe.read_text().replace("type: prefix", "type: lora"))
+    for folder, why in (("taken", "exists already"), ("/proc/nowhere", "cannot be written")):
+        done = packtrain("export", "prefix", "--to", folder, cwd=runs)
+        assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert [p.name for p in (runs / "taken").iterdir()] == ["something"]

@@ -35,6 +35,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "llama_adapter parts": {"type": "llama_adapter", "virtual_tokens": 5, "adapter_blocks": 2, "also_train": ["norm"]},
 }
 
+TIED = ("full", "lora", "qlora", "lora parts", "lora tokens", "full tokens", "freeze tokens", "prefix tokens")
+
 # Runs without packtrain on its path: what a user elsewhere would type.
 LOADER = """
 import json, sys, torch
@@ -115,16 +117,17 @@ def logits_of(session: Any) -> list[float]:
 def test_final_loads_elsewhere(tmp_path: Path, tied: bool) -> None:
     base = make_model(tmp_path / "base", tied=tied, intermediate_size=128)
     data = str(write_chats(tmp_path / "chats.jsonl", 12))
+    methods = {name: METHODS[name] for name in TIED} if tied else METHODS
     recipes = {
         name: values(
             base, data, method=section, parallel={"strategy": "fsdp", "shard_size": 2}, launch={"processes": 2},
             model=TOKENS if "tokens" in name else {},
         )
-        for name, section in METHODS.items()
+        for name, section in methods.items()
     }  # fmt: skip
     trained = run_ranks(2, train_and_save, recipes, str(tmp_path))[0]
-    folders = {name: str(tmp_path / name.replace(" ", "-") / "final") for name in METHODS}
-    kinds = {folders[n]: "model" if s["type"] in ("full", "freeze") else "adapter" for n, s in METHODS.items()}
+    folders = {name: str(tmp_path / name.replace(" ", "-") / "final") for name in methods}
+    kinds = {folders[n]: "model" if s["type"] in ("full", "freeze") else "adapter" for n, s in methods.items()}
     command = [sys.executable, "-c", LOADER, json.dumps(kinds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -40,6 +40,7 @@ def test_memory_beyond_the_shard_is_bounded(arguments: tuple[str, ...]) -> None:
     assert max(rank["beyond"] for rank in found) < BOUND
 
 
+@pytest.mark.slow
 def test_one_process_of_a_node_reads_for_all() -> None:
     first, second = load("--strategy", "ddp")
     assert first["kept"] == second["kept"]

@@ -240,11 +240,36 @@ def offload_without_fsdp(c: Case) -> None:
 
 
 def offload_of_bf16(c: Case) -> None:
-    c.words = ["parallel.strategy=fsdp", "parallel.offload=optimizer", "train.master_weights=bf16"]
+    c.words = [
+        "parallel.strategy=fsdp",
+        "parallel.offload=optimizer",
+        "train.master_weights=bf16",
+        "train.precision=bf16",
+    ]
 
 
 def offload_of_nothing(c: Case) -> None:
     c.words = ["parallel.offload_activations=true"]
+
+
+def bf16_weights_in_fp32(c: Case) -> None:
+    c.words = ["train.master_weights=bf16"]
+
+
+def mixture_of_experts(c: Case) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = c.model / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.mlp.experts.0.w1.weight": torch.zeros(2, 2)}, file)
+
+
+def prefix_longer_than_the_model(c: Case) -> None:
+    c.words = ["method.type=prefix", "method.virtual_tokens=600"]
+
+
+def freeze_too_many(c: Case) -> None:
+    c.words = ["method.type=freeze", "method.freeze_first=99"]
 
 
 def eight_bit_by_another_name(c: Case) -> None:
@@ -297,6 +322,10 @@ CASES: dict[Callable[[Case], None], tuple[str, ...]] = {
     offload_without_fsdp: ("parallel.offload", "params", "single", "fsdp"),
     offload_of_bf16: ("parallel.offload", "fp32", "master_weights"),
     offload_of_nothing: ("parallel.offload_activations", "none recomputes", "full"),
+    bf16_weights_in_fp32: ("train.master_weights", "fp32 arithmetic", "train.precision to bf16"),
+    mixture_of_experts: ("model.path", "mixture of experts", "dense"),
+    prefix_longer_than_the_model: ("data.max_length", "600", "512", "lower method.virtual_tokens"),
+    freeze_too_many: ("method.freeze_first", "99 of 4", "1 to 4"),
     eight_bit_by_another_name: ("method.quantize", "'8bit'", "nf4", "int8"),
     block_out_of_range: ("method.trainable", "blocks.9", "0 to 3"),
 }
@@ -320,6 +349,24 @@ def test_one_sentence_and_nothing_half_written(
     for part in CASES[breaks]:
         assert part in errors[0], errors[0]
     assert sorted(runs.rglob("*")) == before, "something was left in the run folder"
+
+
+MEANINGLESS = {
+    "method.type=prefix method.dora=true": "dora means nothing to method prefix",
+    "method.type=llama_adapter method.rank=8 method.alpha=3": "rank and alpha mean nothing to method llama_adapter",
+    "method.type=lora method.freeze_first=1": "freeze_first means nothing to method lora",
+    "train.rounding=kahan": "rounding kahan means nothing to fp32 weights",
+}
+
+
+@pytest.mark.parametrize("words", MEANINGLESS)
+def test_settings_without_meaning_are_said(words: str, base: Path, tmp_path: Path) -> None:
+    from packtrain.config import load_recipe
+    from packtrain.launch.resolve_recipe import resolve
+
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values(base, "unused")))
+    recipe = load_recipe(tmp_path / "recipe.yaml", words.split())
+    assert any(MEANINGLESS[words] in warning for warning in resolve(recipe)[1])
 
 
 @pytest.mark.parametrize(

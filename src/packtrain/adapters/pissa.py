@@ -19,6 +19,8 @@ from packtrain.models.names import file_key
 from packtrain.models.weights import Slices, WeightReader, local_slices, local_tensor, resolve_key
 from packtrain.parallel.world import World
 
+START_FILE = "pissa_start.safetensors"
+"""In the run folder."""
 _ITERATIONS = 8
 
 

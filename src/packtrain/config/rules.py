@@ -104,10 +104,58 @@ def _freeze_what(recipe: Recipe, facts: Facts) -> Broken:
     return None
 
 
-def _freeze_unused(recipe: Recipe, facts: Facts) -> Broken:
+_LORA = {"rank", "alpha", "dropout", "targets", "rslora", "dora", "lora_plus", "start", "also_train"}
+_USED: dict[str, set[str]] = {
+    "full": set(),
+    "freeze": {"freeze_first", "trainable"},
+    "lora": _LORA,
+    "qlora": _LORA | {"quantize", "double_quant"},
+    "llama_adapter": {"virtual_tokens", "adapter_blocks", "also_train"},
+    "prefix": {"virtual_tokens", "also_train"},
+}
+
+
+def _method_unused(recipe: Recipe, facts: Facts) -> Broken:
     method = recipe.method
-    if method.type != "freeze" and (method.freeze_first or method.trainable):
-        return f"freeze_first and trainable mean nothing to method {method.type}", "set method.type to freeze"
+    defaults = type(method)().model_dump()
+    given = [name for name, value in method.model_dump().items() if name != "type" and value != defaults[name]]
+    unused = [name for name in given if name not in _USED[method.type]]
+    if unused:
+        verb = "mean" if len(unused) > 1 else "means"
+        return (
+            f"{' and '.join(unused)} {verb} nothing to method {method.type}",
+            "leave it out, or choose another method",
+        )
+    return None
+
+
+def _rounding_unused(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.train.rounding != "stochastic" and recipe.train.master_weights == "fp32":
+        return f"rounding {recipe.train.rounding} means nothing to fp32 weights", "set train.master_weights to bf16"
+    return None
+
+
+def _bf16_weights_in_fp32(recipe: Recipe, facts: Facts) -> Broken:
+    precision = recipe.train.precision
+    if precision == "auto":
+        precision = "bf16" if facts.bf16 else "fp32"
+    if recipe.train.master_weights == "bf16" and precision == "fp32":
+        why = "" if recipe.train.precision == "fp32" else ", which auto chose for this processor"
+        return f"bf16 weights with fp32 arithmetic{why}", "set train.precision to bf16, or master_weights to fp32"
+    return None
+
+
+def _freeze_first_too_many(recipe: Recipe, facts: Facts) -> Broken:
+    count, blocks = recipe.method.freeze_first, facts.model.num_blocks
+    if recipe.method.type == "freeze" and count > blocks:
+        return f"{count} of {blocks} blocks", f"give 1 to {blocks}, or name method.trainable"
+    return None
+
+
+def _adapter_blocks_too_many(recipe: Recipe, facts: Facts) -> Broken:
+    count, blocks = recipe.method.adapter_blocks, facts.model.num_blocks
+    if recipe.method.type == "llama_adapter" and count != "auto" and count > blocks:
+        return f"{count} of {blocks} blocks", f"give 1 to {blocks}"
     return None
 
 
@@ -131,16 +179,26 @@ def _llama_adapter(recipe: Recipe, facts: Facts) -> Broken:
 
 
 def _prefix_window(recipe: Recipe, facts: Facts) -> Broken:
-    window, length, tokens = facts.model.sliding_window, recipe.data.max_length, recipe.method.virtual_tokens
+    window, length = facts.model.sliding_window, recipe.data.max_length
     if recipe.method.type != "prefix" or window is None:
         return None
-    limit = window - (30 if tokens == "auto" else tokens)
+    limit = window - _virtual_tokens(recipe)
     if length == "auto" or length > limit:
-        return (
-            f"rows of {length} tokens push the prefix out of the model's sliding window of {window}",
-            f"set data.max_length to at most {limit}, or method.type to lora",
-        )
+        what = f"rows of {length} tokens push the prefix out of the model's sliding window of {window}"
+        return what, _shorter(limit) + ", or method.type to lora"
     return None
+
+
+def _virtual_tokens(recipe: Recipe) -> int:
+    tokens = recipe.method.virtual_tokens
+    return 30 if tokens == "auto" else tokens
+
+
+def _shorter(limit: int) -> str:
+    """The mend where rows of up to ``limit`` tokens fit beside a prefix."""
+    if limit < 8:
+        return "lower method.virtual_tokens"
+    return f"set data.max_length to at most {limit}"
 
 
 def _also_train_unused(recipe: Recipe, facts: Facts) -> Broken:
@@ -202,16 +260,13 @@ def _idle_ranks(recipe: Recipe, facts: Facts) -> Broken:
 
 def _too_long(recipe: Recipe, facts: Facts) -> Broken:
     length, limit = recipe.data.max_length, facts.model.max_length
-    beside = ""
-    if limit is not None and recipe.method.type == "prefix":
-        tokens = recipe.method.virtual_tokens
-        limit -= 30 if tokens == "auto" else tokens
-        beside = " beside the prefix"
-    if length != "auto" and limit is not None and length > limit:
-        return (
-            f"max_length {length} is past the {limit} positions of the model{beside}",
-            f"set data.max_length to {limit} or less",
-        )
+    if length == "auto" or limit is None:
+        return None
+    if recipe.method.type == "prefix" and length > limit - _virtual_tokens(recipe):
+        what = f"max_length {length} and {_virtual_tokens(recipe)} virtual tokens are past the {limit} positions"
+        return f"{what} of the model", _shorter(limit - _virtual_tokens(recipe))
+    if length > limit:
+        return f"max_length {length} is past the {limit} positions of the model", _shorter(limit)
     return None
 
 
@@ -225,12 +280,16 @@ RULES: tuple[Rule, ...] = (
     Rule("train.precision", "warning", _bf16_slow),
     Rule("train.master_weights", "warning", _pure_bf16),
     Rule("method.freeze_first", "error", _freeze_what),
-    Rule("method.freeze_first", "warning", _freeze_unused),
+    Rule("method.freeze_first", "error", _freeze_first_too_many),
+    Rule("method.adapter_blocks", "error", _adapter_blocks_too_many),
     Rule("method.start", "error", _pissa_dora),
     Rule("method.type", "error", _llama_adapter),
     Rule("method.type", "error", _prefix_window),
     Rule("method.also_train", "error", _also_train_unused),
     Rule("method.quantize", "error", _quantize_unused),
+    Rule("method", "warning", _method_unused),
+    Rule("train.rounding", "warning", _rounding_unused),
+    Rule("train.master_weights", "error", _bf16_weights_in_fp32),
     Rule("parallel.offload", "error", _offload_needs_fsdp),
     Rule("parallel.offload", "error", _offload_bf16),
     Rule("parallel.offload_activations", "error", _offload_activations),

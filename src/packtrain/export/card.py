@@ -38,7 +38,7 @@ def model_card(session: Session) -> str:
     header += ["pipeline_tag: text-generation", "tags: [packtrain]", "---"]
     code = (_LOAD_ADAPTER if adapter else _LOAD_MODEL).format(folder=f"{session.folder.name}/final")
     parts = ["\n".join(header), f"# {session.folder.name}", _what(session), f"```python\n{code}```", _results(session)]
-    parts.insert(3, _notes(session))
+    parts.insert(4, _notes(session))
     parts.append(f"Trained with Packtrain {__version__}; the run folder's recipe.yaml repeats it.")
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -52,8 +52,18 @@ def _notes(session: Session) -> str:
             "For the model as it was trained, give `from_pretrained` a `BitsAndBytesConfig` of 4 bits, or merge it: "
             f"`packtrain export {session.folder.name}`."
         )
-    if added and method.is_lora:
-        notes.append(f"The tokenizer has {len(added)} new tokens; their rows are in the adapter's file.")
+    if method.type == "qlora" and method.start == "pissa":
+        notes.append(
+            "PiSSA changed that base before it was quantised, so only the merged model is quite the trained one."
+        )
+    if added:
+        place = "the adapter's file" if method.is_lora else "`base/`" if method.is_adapter else "the model"
+        notes.append(f"The tokenizer has {len(added)} new tokens; their rows are in {place}.")
+    if method.is_adapter and not method.is_lora and (added or method.also_train):
+        notes.append(
+            "The base model was changed too and lies in `base/`, which adapter_config.json names by its absolute path: "
+            "correct `base_model_name_or_path` there if you move the folder."
+        )
     return "\n\n".join(notes)
 
 

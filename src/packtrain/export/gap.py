@@ -106,7 +106,9 @@ def _fill_trained(built: Built, adapter: Adapter) -> None:
 @torch.no_grad()
 def _plain_logits(merged: Path, recipe: Recipe, world: World, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     dtype = DTYPES[recipe.train.precision]
     model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, local_files_only=True)
     model = model.to(world.device).eval()

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from packtrain.adapters.pissa import START_FILE, PissaStart
 from packtrain.config import Recipe
+from packtrain.errors import UserError
 from packtrain.export.final import COPIED, grow_config
 from packtrain.export.tensors import write_sharded
 from packtrain.models import attention
@@ -52,10 +54,15 @@ class Adapter:
         """Whether the weight ``key`` has an update of its own."""
         return key.removesuffix("weight") + "lora_A.weight" in self.tensors
 
-    def merged(self, key: str, weight: torch.Tensor) -> torch.Tensor:
-        """``weight`` (out, in) with its update, float32: W + s B A, or DoRA's rows of learned length."""
+    def merged(self, key: str, weight: torch.Tensor, own_rank: int | None = None) -> torch.Tensor:
+        """``weight`` (out, in) with its update, float32: W + s B A, or DoRA's rows of learned length.
+
+        Args:
+            own_rank: take the first so many of the adapter's directions only.
+        """
         module = key.removesuffix(".weight")
         a, b = (self.tensors[f"{module}.lora_{side}.weight"].float() for side in "AB")
+        a, b = a[:own_rank], b[:, :own_rank]
         rank = self.config["r"]
         scale = self.config["lora_alpha"] / (rank**0.5 if self.config["use_rslora"] else rank)
         merged = weight.float() + scale * (b @ a)
@@ -73,12 +80,22 @@ def merge(recipe: Recipe, final: Path, base: Path, target: Path) -> int:
 
     Returns:
         The number of weights that were changed.
+
+    Raises:
+        UserError: the folder cannot be made.
     """
     temporary = target.with_name(target.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        what = f"{temporary.parent} cannot be written ({error.strerror})"
+        raise UserError("--to", what, "name a folder of yours") from error
     adapter, layout = Adapter.load(final), _layout(recipe, base)
-    write_sharded(_tensors(recipe, layout, adapter), temporary)
+    start_file = final.with_name(START_FILE)
+    quantized_start = recipe.method.type == "qlora" and recipe.method.start == "pissa"
+    start = PissaStart.load(start_file, recipe.method) if quantized_start else None
+    write_sharded(_tensors(recipe, layout, adapter, start), temporary)
     _copy_rest(base, final, temporary, adapter)
     shutil.rmtree(target, ignore_errors=True)
     os.rename(temporary, target)
@@ -108,8 +125,16 @@ def _layout(recipe: Recipe, base: Path) -> _Layout:
     return _Layout(files, keys, frozenset(f"{name}.weight" for name in quantize(model, plan, recipe, compute)))
 
 
-def _tensors(recipe: Recipe, layout: _Layout, adapter: Adapter) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the merged model, in the dtype of the base model's files and under their names."""
+def _tensors(
+    recipe: Recipe, layout: _Layout, adapter: Adapter, start: PissaStart | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the merged model, in the dtype of the base model's files and under their names.
+
+    Args:
+        start: where PiSSA started on a quantised base: what was quantised is the weight without it, and the first half
+            of the adapter's directions is what was trained on that.
+    """
+    own_rank = recipe.method.rank if start else None
     with WeightReader(layout.files) as reader:
         for name, key in layout.keys.items():
             entry = layout.files.entries[name]
@@ -117,10 +142,13 @@ def _tensors(recipe: Recipe, layout: _Layout, adapter: Adapter) -> Iterator[tupl
             if key in adapter.tensors:  # trained whole
                 yield name, adapter.tensors[key].to(dtype)
                 continue
-            weight = reader.read(name, tuple(slice(0, size) for size in entry.shape))
+            everything = tuple(slice(0, size) for size in entry.shape)
+            weight = reader.read(name, everything)
+            if start:
+                weight = start.residual(key, everything, weight)
             if key in layout.quantized:
                 weight = as_trained(recipe, weight)
-            yield name, (adapter.merged(key, weight) if adapter.targets(key) else weight).to(dtype)
+            yield name, (adapter.merged(key, weight, own_rank) if adapter.targets(key) else weight).to(dtype)
 
 
 def as_trained(recipe: Recipe, weight: torch.Tensor) -> torch.Tensor:

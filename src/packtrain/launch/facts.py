@@ -73,9 +73,13 @@ def model_facts(folder: Path) -> ModelFacts:
         hidden, blocks = int(config["hidden_size"]), int(config["num_hidden_layers"])
         vocabulary = int(config["vocab_size"])
     except KeyError as error:
-        raise UserError(str(file), f"has no {error.args[0]}", "choose a decoder-only language model") from error
+        raise UserError(str(file), f"has no {error.args[0]}", "choose a Llama-like model") from error
+    files = WeightFiles.open(folder)
+    if any(".experts.0." in name for name in files.entries):
+        what = "is a mixture of experts, whose files hold each expert apart; that is not read yet"
+        raise UserError("model.path", f"{folder} {what}", "choose a dense model")
     return ModelFacts(
-        num_parameters=WeightFiles.open(folder).num_parameters,
+        num_parameters=files.num_parameters,
         num_blocks=blocks,
         hidden=hidden,
         intermediate=int(config.get("intermediate_size") or 4 * hidden),

@@ -25,6 +25,9 @@ def main(run_folder: str) -> None:
         work(folder, stop)
     except BaseException as error:  # noqa: BLE001 - the end of a rank: recorded, then it leaves
         raise_at_once(folder, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is written; a library's thread that is still there at the interpreter's end would abort it
 
 
 def work(folder: RunFolder, stop: StopFlag) -> None:

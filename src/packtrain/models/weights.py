@@ -179,6 +179,14 @@ def base_tensors(model: CausalLMWithLoss) -> Iterator[BaseTensor]:
                 yield BaseTensor(f"{name}.{leaf}", parameter)
 
 
+def num_parameters(model: CausalLMWithLoss) -> int:
+    """Parameters of the whole model: a quantised weight counts as what it stands for."""
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    stored = {id(p) for module in quantized for p in (module.packed, module.scales)}
+    plain = sum(p.numel() for p in model.parameters() if id(p) not in stored)
+    return plain + sum(module.in_features * module.out_features for module in quantized)
+
+
 def stream_weights(model: CausalLMWithLoss, reader: Reader, transform: Transform | None = None) -> int:
     """Fill this rank's parts of all base tensors.
 

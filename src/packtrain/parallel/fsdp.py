@@ -80,5 +80,6 @@ class FullyShard(Strategy):
 
     def describe(self) -> str:
         if self.shard_size == self.world.size:
-            return f"model sharded over {self.world.size} processes (FSDP2)"
+            processes = f"{self.world.size} process{'es' if self.world.size > 1 else ''}"
+            return f"model sharded over {processes} (FSDP2)"
         return f"model sharded over {self.shard_size} processes, {self.world.size // self.shard_size} replicas (HSDP)"

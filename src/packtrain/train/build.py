@@ -14,7 +14,7 @@ from torch import nn
 
 from packtrain.adapters.freeze import freeze, train_also
 from packtrain.adapters.lora import add_lora, start_adapters
-from packtrain.adapters.pissa import PissaStart, pissa_start
+from packtrain.adapters.pissa import START_FILE, PissaStart, pissa_start
 from packtrain.adapters.prompt import add_llama_adapter, add_prefix, start_prompts
 from packtrain.config.schema import Recipe
 from packtrain.data.tokenizer import added_tokens
@@ -131,7 +131,7 @@ def fill(
     method, plan, seed = recipe.method, wrapped.plan, recipe.train.seed
     start = None
     if method.is_lora and method.start == "pissa":
-        start_file = run_folder / "pissa_start.safetensors"
+        start_file = run_folder / START_FILE
         start = pissa_start(wrapped, reader.files, plan.decoder, method, world, start_file)
     stream_weights(wrapped, reader, start.residual if start else None)
     if added:

@@ -9,6 +9,7 @@ from pathlib import Path
 from packtrain.config.schema import Recipe
 from packtrain.metrics.curve import draw_curve
 from packtrain.metrics.reader import read_events
+from packtrain.models.weights import num_parameters
 from packtrain.parallel.world import World
 from packtrain.train.loop import Stop, train_steps
 from packtrain.train.session import Session, open_session
@@ -38,12 +39,11 @@ def train(folder: Path, recipe: Recipe, world: World, stop: Stop) -> TrainResult
 
 
 def _log_start(session: Session, seconds: float) -> None:
-    parameters = list(session.built.model.parameters())
     session.log.write(
         "start",
         step=session.position.step,
         total_steps=session.total_steps,
-        parameters=sum(p.numel() for p in parameters),
+        parameters=num_parameters(session.built.model),
         trainable=sum(p.numel() for _, p in session.named),
         strategy=session.built.strategy.describe(),
         traffic=session.built.strategy.traffic(session.micro_batches).describe(),
