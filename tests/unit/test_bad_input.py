@@ -369,6 +369,18 @@ def test_settings_without_meaning_are_said(words: str, base: Path, tmp_path: Pat
     assert any(MEANINGLESS[words] in warning for warning in resolve(recipe)[1])
 
 
+def test_a_resolved_recipe_warns_of_nothing(base: Path, tmp_path: Path) -> None:
+    """A run's recipe.yaml is a good start for another."""
+    from packtrain.config import build_recipe, dump_recipe, load_recipe
+    from packtrain.launch.resolve_recipe import resolve
+
+    for method in ("full", "lora", "qlora", "llama_adapter", "prefix"):
+        resolved, warnings = resolve(build_recipe(values(base, "unused", method={"type": method})))
+        assert warnings == []
+        (tmp_path / "recipe.yaml").write_text(dump_recipe(resolved))
+        assert resolve(load_recipe(tmp_path / "recipe.yaml")) == (resolved, [])
+
+
 @pytest.mark.parametrize(
     "prefix, newline", [("\ufeff", "\n"), ("", "\r\n"), ("", "\n\n")], ids=["bom", "crlf", "blank"]
 )

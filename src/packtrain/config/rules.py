@@ -117,9 +117,13 @@ _USED: dict[str, set[str]] = {
 
 def _method_unused(recipe: Recipe, facts: Facts) -> Broken:
     method = recipe.method
-    defaults = type(method)().model_dump()
-    given = [name for name, value in method.model_dump().items() if name != "type" and value != defaults[name]]
-    unused = [name for name in given if name not in _USED[method.type]]
+    # What `auto` becomes is not given by anybody: it is in the recipe of a run that another one starts from.
+    automatic = {"virtual_tokens": (10, 30), "adapter_blocks": (min(30, facts.model.num_blocks),)}
+    unused = [
+        name
+        for name, value in method.model_dump(exclude_defaults=True).items()
+        if name not in {"type", *_USED[method.type]} and value not in automatic.get(name, ())
+    ]
     if unused:
         verb = "mean" if len(unused) > 1 else "means"
         return (

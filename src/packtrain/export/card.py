@@ -37,25 +37,26 @@ def model_card(session: Session) -> str:
     header = ["---", f"base_model: {recipe.model.path}", "library_name: " + ("peft" if adapter else "transformers")]
     header += ["pipeline_tag: text-generation", "tags: [packtrain]", "---"]
     code = (_LOAD_ADAPTER if adapter else _LOAD_MODEL).format(folder=f"{session.folder.name}/final")
-    parts = ["\n".join(header), f"# {session.folder.name}", _what(session), f"```python\n{code}```", _results(session)]
-    parts.insert(4, _notes(session))
-    parts.append(f"Trained with Packtrain {__version__}; the run folder's recipe.yaml repeats it.")
-    return "\n\n".join(filter(None, parts)) + "\n"
+    parts = [
+        "\n".join(header), f"# {session.folder.name}", _what(session), f"```python\n{code}```", *_notes(session),
+        _results(session), f"Trained with Packtrain {__version__}; the run folder's recipe.yaml repeats it.",
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
 
 
-def _notes(session: Session) -> str:
+def _notes(session: Session) -> list[str]:
     """What someone who loads this should know."""
-    method, added, notes = session.recipe.method, session.recipe.model.add_tokens, []
+    method, added, name = session.recipe.method, session.recipe.model.add_tokens, session.folder.name
+    notes = []
     if method.type == "qlora":
         notes.append(
             f"Trained on a base quantised to {method.quantize}; the code above loads an unquantised base. "
-            "For the model as it was trained, give `from_pretrained` a `BitsAndBytesConfig` of 4 bits, or merge it: "
-            f"`packtrain export {session.folder.name}`."
+            f"For the model as it was trained, merge it: `packtrain export {name}`."
         )
-    if method.type == "qlora" and method.start == "pissa":
-        notes.append(
-            "PiSSA changed that base before it was quantised, so only the merged model is quite the trained one."
-        )
+        if method.quantize == "nf4" and method.start == "default":
+            notes.append(
+                'A base that `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")` makes is it too.'
+            )
     if added:
         place = "the adapter's file" if method.is_lora else "`base/`" if method.is_adapter else "the model"
         notes.append(f"The tokenizer has {len(added)} new tokens; their rows are in {place}.")
@@ -64,7 +65,7 @@ def _notes(session: Session) -> str:
             "The base model was changed too and lies in `base/`, which adapter_config.json names by its absolute path: "
             "correct `base_model_name_or_path` there if you move the folder."
         )
-    return "\n\n".join(notes)
+    return notes
 
 
 def _what(session: Session) -> str:
