@@ -53,11 +53,13 @@ def prepare_data(
         UserError: a data set is missing or malformed, or no row of it can be used.
     """
     config_file = Path(tokenizer_path) / "config.json"
-    check_vocabulary(load_tokenizer(tokenizer_path), config_file)
+    tokenizer = load_tokenizer(tokenizer_path)
+    check_vocabulary(tokenizer, config_file)
     added, vocabulary = added_tokens(tokenizer_path, add_tokens), vocabulary_size(config_file)
     if added and vocabulary is not None:
         vocabulary = max(vocabulary, added.end)
-    tokenizer = load_tokenizer(tokenizer_path, add_tokens)
+    if added:
+        tokenizer = load_tokenizer(tokenizer_path, add_tokens)
     template, warning = choose_template(data.template, tokenizer)
     job = Job(parts_of(tokenizer), template, max_length, data.overlong, data.train_on)
     build = _Builder(data, job, tokenizer, vocabulary, progress)
