@@ -21,6 +21,7 @@ def load_for_generation(folder: Path, dtype: str, device: str, vocabulary: int) 
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     adapter = folder / "adapter_config.json"
     if not adapter.is_file():
@@ -32,6 +33,7 @@ def load_for_generation(folder: Path, dtype: str, device: str, vocabulary: int) 
     base = own if own.is_dir() else model_folder(config["base_model_name_or_path"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft's own use of names that transformers will drop
+        warnings.simplefilter("ignore", UserWarning)  # of tied tables in an adapter, which holds both alike
         model: Any = PeftModel.from_pretrained(_load(base, torch_dtype, vocabulary), folder)
         if config["peft_type"] == "LORA":
             model = model.merge_and_unload()

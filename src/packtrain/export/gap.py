@@ -109,6 +109,7 @@ def _plain_logits(merged: Path, recipe: Recipe, world: World, rows: Sequence[tor
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     dtype = DTYPES[recipe.train.precision]
     model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, local_files_only=True)
     model = model.to(world.device).eval()
