@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from packtrain.config import Recipe, load_recipe
 from packtrain.errors import UserError
+from packtrain.launch.facts import visible_gpus
 from packtrain.launch.registry import find_run
 from packtrain.models.locate import model_folder
 
@@ -57,7 +58,8 @@ def _gap(recipe: Recipe, run: Path, base: Path, merged: Path) -> Gap:
         recipe.data, base, recipe.data.max_length, recipe.train.seed, add_tokens=recipe.model.add_tokens
     )  # fmt: skip
     rows = first_rows(data.eval or data.train, _ROWS, _LENGTH)
-    world = join(recipe.launch.device, 60)
+    trained_here = recipe.launch.device == "cpu" or visible_gpus() > 0
+    world = join(recipe.launch.device if trained_here else "cpu", 60)
     try:
         return logit_gap(recipe, run, base, merged, world, rows)
     finally:
