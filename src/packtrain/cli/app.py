@@ -16,6 +16,7 @@ from packtrain import __version__
 from packtrain.cli import runs
 from packtrain.errors import UserError
 from packtrain.launch.group import quiet_rank
+from packtrain.launch.process import leave_at_once
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's UsageError: newer versions of typer bring their own click, whose modules are private."""
@@ -41,7 +42,10 @@ def main() -> None:
     """The console script."""
     # OpenMP's threads wait by spinning; on cores that others use too, CPU runs then lose half of their speed.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    if "torch" in sys.modules:
+        leave_at_once(status)
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from packtrain.launch import failure
 from packtrain.launch.folder import RunFolder
-from packtrain.launch.process import StopFlag, die_with_supervisor
+from packtrain.launch.process import StopFlag, die_with_supervisor, leave_at_once
 
 if TYPE_CHECKING:
     from packtrain.config import Recipe
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(run_folder: str) -> None:
-    """Train as the rank that the environment names; never returns after a failure."""
+    """Train as the rank that the environment names; never returns."""
     die_with_supervisor()
     stop = StopFlag()
     stop.listen()
@@ -25,9 +25,7 @@ def main(run_folder: str) -> None:
         work(folder, stop)
     except BaseException as error:  # noqa: BLE001 - the end of a rank: recorded, then it leaves
         raise_at_once(folder, error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # all is written; a library's thread that is still there at the interpreter's end would abort it
+    leave_at_once(0)
 
 
 def work(folder: RunFolder, stop: StopFlag) -> None:
@@ -60,9 +58,7 @@ def raise_at_once(folder: RunFolder, error: BaseException) -> NoReturn:
     found = failure.describe(error, rank)
     failure.record(folder, found)
     print(found.message if found.kind == "user" else found.traceback, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(2 if found.kind == "user" else 1)
+    leave_at_once(2 if found.kind == "user" else 1)
 
 
 if __name__ == "__main__":
