@@ -176,6 +176,7 @@ def curves(world: Any, recipes: dict[str, dict[str, Any]], folder: str, last: in
     return {name: curve(world, recipe, f"{folder}/{name}", last) for name, recipe in recipes.items()}
 
 
+@pytest.mark.slow
 def test_every_kind_of_state_resumes(case: tuple[Path, Path], tmp_path: Path) -> None:
     """Bit-equal on the same number of processes; on another one, the same curve."""
     import shutil
