@@ -21,14 +21,13 @@ def freeze(model: nn.Module, plan: ModelPlan, method: MethodSection) -> None:
     blocks is. A head that shares the embedding's weight is trained or frozen with the embedding.
 
     Raises:
-        UserError: a name or a number the model does not have, or nothing left to train.
+        UserError: a name that the model does not have.
     """
     if method.trainable:
         prefixes = [p for name in method.trainable for p in _prefixes(name, plan)]
         trained = {id(p) for name, p in model.named_parameters() if _under(name, prefixes)}
         kept: set[int] = set()
     else:
-        _check_first(method.freeze_first, plan)
         prefixes = [plan.embedding, *plan.block_names()[: method.freeze_first]]
         kept = {id(p) for name, p in model.named_parameters() if _under(name, prefixes)}
         trained = {id(p) for p in model.parameters()} - kept
@@ -45,15 +44,6 @@ def train_also(model: nn.Module, plan: ModelPlan, parts: Sequence[str]) -> None:
 
 def _under(name: str, prefixes: list[str]) -> bool:
     return any(name.startswith(prefix + ".") for prefix in prefixes)
-
-
-def _check_first(count: int, plan: ModelPlan) -> None:
-    if not 0 < count <= plan.num_blocks:
-        raise UserError(
-            "method.freeze_first",
-            f"{count} of {plan.num_blocks} blocks",
-            f"give 1 to {plan.num_blocks}, or name method.trainable",
-        )
 
 
 def _prefixes(name: str, plan: ModelPlan) -> list[str]:

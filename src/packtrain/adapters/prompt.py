@@ -22,20 +22,13 @@ from packtrain.models.weights import local_slices, local_tensor
 _PREFIX_DEVIATION = 0.02
 
 
-def add_llama_adapter(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str) -> Any:
-    """The peft model around a meta-device ``model`` with gated prompts in its last ``adapter_blocks`` blocks.
-
-    Raises:
-        UserError: the model has fewer blocks.
-    """
+def add_llama_adapter(model: nn.Module, method: MethodSection, base: str) -> Any:
+    """The peft model around a meta-device ``model`` with gated prompts in its last ``adapter_blocks`` blocks."""
     from peft import AdaptionPromptConfig
 
-    count = method.adapter_blocks
-    assert isinstance(count, int), "resolve comes first"
-    if count > plan.num_blocks:
-        raise UserError("method.adapter_blocks", f"{count} of {plan.num_blocks} blocks", f"give 1 to {plan.num_blocks}")
-    config = AdaptionPromptConfig(adapter_len=method.virtual_tokens, adapter_layers=count, task_type="CAUSAL_LM")  # type: ignore[arg-type]
-    return wrap(model, config, base)
+    length, count = method.virtual_tokens, method.adapter_blocks
+    assert isinstance(length, int) and isinstance(count, int), "resolve comes first"
+    return wrap(model, AdaptionPromptConfig(adapter_len=length, adapter_layers=count, task_type="CAUSAL_LM"), base)
 
 
 def add_prefix(model: nn.Module, plan: ModelPlan, method: MethodSection, base: str) -> tuple[Any, Prefix]:

@@ -157,7 +157,7 @@ def add_method(model: nn.Module, plan: ModelPlan, recipe: Recipe, base: str) -> 
     if method.is_lora:
         trained = add_lora(model, plan, method, base)
     elif method.type == "llama_adapter":
-        trained = add_llama_adapter(model, plan, method, base)
+        trained = add_llama_adapter(model, method, base)
     elif method.type == "prefix":
         trained, prefix = add_prefix(model, plan, method, base)
     elif method.type == "freeze":
