@@ -8,6 +8,7 @@ rsLoRA https://arxiv.org/abs/2312.03732, DoRA https://arxiv.org/abs/2402.09353, 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,14 +63,15 @@ def shortest_tails(names: list[str], others: list[str]) -> list[str]:
     return tails if set(selected) == set(names) else sorted(names)
 
 
-def start_adapters(model: nn.Module, seed: int) -> None:
-    """Fill the adapters' local shards: A uniform, B zero, DoRA's magnitudes the norms of the base weight's rows.
+def start_adapters(model: nn.Module, named: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
+    """Fill the local shards of adapters among the parameters ``named`` of ``model``: A uniform, B zero, DoRA's
+    magnitudes the norms of the base weight's rows.
 
     The base weights are in already. Each tensor's random stream is keyed by (seed, name), so a value depends on
     nothing else.
     """
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named:
             local = local_tensor(parameter)
             if ".lora_A." in name:
                 local.copy_(uniform(name, tuple(parameter.shape), seed)[local_slices(parameter)])

@@ -7,6 +7,7 @@ fits the unchanged base model. The start is kept in the run folder: a resumed ru
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,10 @@ class PissaStart:
         a, b = (factor.to(values.device) for factor in self.factors[key])
         return values.float() - self.scaling * (b[slices[0]] @ a[:, slices[1]])
 
-    def fill(self, model: nn.Module) -> None:
-        """Copy this rank's parts of A and B into the adapters."""
+    def fill(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Copy this rank's parts of A and B into the adapters among ``named``."""
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in named:
                 if ".lora_A." in name or ".lora_B." in name:
                     a, b = self.factors[file_key(name).split(".lora_")[0] + ".weight"]
                     whole = a if ".lora_A." in name else b

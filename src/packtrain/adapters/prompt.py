@@ -5,6 +5,7 @@ Sources: LLaMA-Adapter https://arxiv.org/abs/2303.16199, prefix tuning https://a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,10 +50,10 @@ def add_prefix(model: nn.Module, plan: ModelPlan, method: MethodSection, base: s
     return wrapped, Prefix(encoder, method.virtual_tokens, plan.num_blocks, made.num_attention_heads)
 
 
-def start_prompts(model: nn.Module, seed: int) -> None:
-    """Fill the local shards of prompts and gates: prompts normal, gates zero, as the papers start them."""
+def start_prompts(named: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
+    """Fill the local shards of prompts and gates among ``named``: prompts normal, gates zero, as in the papers."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named:
             local = local_tensor(parameter)
             if name.endswith(".adaption_gate"):
                 local.zero_()

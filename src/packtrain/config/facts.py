@@ -14,6 +14,7 @@ class ModelFacts:
         type: the architecture's name in transformers.
         sliding_window: tokens that a query sees at most; None: all before it.
         even_heads: hidden size = attention heads x head size.
+        num_experts: of a mixture of experts; 0: a dense model.
     """
 
     num_parameters: int
@@ -25,6 +26,7 @@ class ModelFacts:
     type: str = "llama"
     sliding_window: int | None = None
     even_heads: bool = True
+    num_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Facts:
         device: ``cpu`` or ``cuda``.
         memory: bytes of one GPU, or of the host on the CPU.
         bf16: whether the processor computes in bf16 natively.
+        deepspeed: whether the package is installed.
     """
 
     processes: int
@@ -46,3 +49,4 @@ class Facts:
     bf16: bool
     num_cores: int
     model: ModelFacts
+    deepspeed: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from packtrain.config.deepspeed import settle
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 
@@ -56,10 +57,26 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
     parallel = recipe.parallel
     if parallel.strategy == "auto":
         parallel.strategy = _strategy(recipe, facts)
+    if parallel.strategy == "deepspeed":
+        parallel.zero_stage = stage = zero_stage(recipe, facts)
+        own = parallel.deepspeed_config
+        assert not isinstance(own, str), "adopt comes first"
+        parallel.deepspeed_config = settle(own, stage, facts.model)
+    else:
+        parallel.zero_stage = 0
     if parallel.shard_size == "auto":
         parallel.shard_size = facts.processes if parallel.strategy == "fsdp" else 1
     if parallel.compile == "auto":
-        parallel.compile = facts.device == "cuda"
+        parallel.compile = facts.device == "cuda" and parallel.zero_stage != 3
+
+
+def zero_stage(recipe: Recipe, facts: Facts) -> Literal[0, 1, 2, 3]:
+    """ZeRO-3 gathers each block's parameters twice a step: only where whole ones would take half of the memory."""
+    if recipe.parallel.zero_stage != "auto":
+        return recipe.parallel.zero_stage
+    if recipe.parallel.offload == "params":
+        return 3
+    return 2 if recipe.method.is_adapter and _copies_fit(recipe, facts) else 3
 
 
 def _strategy(recipe: Recipe, facts: Facts) -> Literal["single", "ddp", "fsdp"]:
@@ -70,9 +87,13 @@ def _strategy(recipe: Recipe, facts: Facts) -> Literal["single", "ddp", "fsdp"]:
         return "single"
     if recipe.parallel.shard_size != "auto" or not recipe.method.is_adapter or recipe.method.also_train:
         return "fsdp"
+    return "ddp" if _copies_fit(recipe, facts) else "fsdp"
+
+
+def _copies_fit(recipe: Recipe, facts: Facts) -> bool:
+    """Whether a whole model on each process leaves half of the memory free."""
     copies = 1 if facts.device == "cuda" else facts.processes
-    width = stored_bytes(recipe)
-    return "ddp" if facts.model.num_parameters * width * copies < facts.memory / 2 else "fsdp"
+    return facts.model.num_parameters * stored_bytes(recipe) * copies < facts.memory / 2
 
 
 def stored_bytes(recipe: Recipe) -> float:
@@ -80,7 +101,7 @@ def stored_bytes(recipe: Recipe) -> float:
     if recipe.method.type == "qlora":
         scales = 1 / 64 if recipe.method.double_quant else 4 / 64
         return (0.5 if recipe.method.quantize == "nf4" else 1.0) + scales
-    return 2 if recipe.train.precision == "bf16" else 4
+    return 4 if recipe.train.precision == "fp32" else 2
 
 
 def _resolve_for_cpu(recipe: Recipe, facts: Facts) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from packtrain.config.facts import Facts
+from packtrain.config.resolve import zero_stage
 from packtrain.config.schema import Recipe
 
 Severity = Literal["error", "warning"]
@@ -50,7 +51,8 @@ def _too_many_processes(recipe: Recipe, facts: Facts) -> Broken:
 
 def _single_needs_one(recipe: Recipe, facts: Facts) -> Broken:
     if recipe.parallel.strategy == "single" and facts.processes > 1:
-        return f"strategy single with {facts.processes} processes", "choose ddp or fsdp, or launch.processes=1"
+        what = f"strategy single with {facts.processes} processes"
+        return what, "choose ddp, fsdp or deepspeed, or launch.processes=1"
     return None
 
 
@@ -65,7 +67,7 @@ def _shard_size_divides(recipe: Recipe, facts: Facts) -> Broken:
 
 
 def _shard_size_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
-    if recipe.parallel.shard_size not in ("auto", 1) and recipe.parallel.strategy in ("single", "ddp"):
+    if recipe.parallel.shard_size not in ("auto", 1) and recipe.parallel.strategy in ("single", "ddp", "deepspeed"):
         return (
             f"shard_size {recipe.parallel.shard_size} with strategy {recipe.parallel.strategy}",
             "set parallel.strategy to fsdp",
@@ -215,7 +217,77 @@ def _also_train_unused(recipe: Recipe, facts: Facts) -> Broken:
 def _offload_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
     parallel = recipe.parallel
     if parallel.offload != "none" and parallel.strategy in ("single", "ddp"):
-        return f"offload {parallel.offload} with strategy {parallel.strategy}", "set parallel.strategy to fsdp"
+        mend = "set parallel.strategy to fsdp or deepspeed"
+        return f"offload {parallel.offload} with strategy {parallel.strategy}", mend
+    return None
+
+
+def _deepspeed_missing(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.strategy == "deepspeed" and not facts.deepspeed:
+        mend = "run `DS_BUILD_OPS=0 pip install --no-build-isolation 'packtrain[deepspeed]'`, or choose fsdp"
+        return "the package deepspeed is not installed", mend
+    return None
+
+
+def _deepspeed_unused(recipe: Recipe, facts: Facts) -> Broken:
+    parallel = recipe.parallel
+    if parallel.strategy == "deepspeed":
+        return None
+    given = {"zero_stage": parallel.zero_stage not in ("auto", 0), "deepspeed_config": parallel.deepspeed_config,
+             "offload_dir": parallel.offload_dir}  # fmt: skip
+    for name, value in given.items():
+        if value:
+            what = f"{name} means nothing to strategy {parallel.strategy}"
+            return what, "set parallel.strategy to deepspeed, or leave it out"
+    return None
+
+
+def _zero_offload(recipe: Recipe, facts: Facts) -> Broken:
+    parallel = recipe.parallel
+    if parallel.strategy != "deepspeed" or parallel.offload == "none":
+        return None
+    stage = zero_stage(recipe, facts)
+    if stage == 0:
+        return f"offload {parallel.offload} with ZeRO-0, which shards nothing", "set parallel.zero_stage to 2 or 3"
+    if stage < 3 and parallel.offload == "params":
+        return f"offload params with ZeRO-{stage}, which keeps them whole", "set parallel.zero_stage to 3"
+    return None
+
+
+def _zero_experts(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.parallel.strategy == "deepspeed" and facts.model.num_experts and zero_stage(recipe, facts) == 3:
+        what = f"ZeRO-3 with {facts.model.num_experts} experts a block, of which ranks choose different ones"
+        return what, "set parallel.zero_stage to 2, or parallel.strategy to fsdp"
+    return None
+
+
+def _zero_optimizer(recipe: Recipe, facts: Facts) -> Broken:
+    train = recipe.train
+    if recipe.parallel.strategy != "deepspeed":
+        return None
+    if train.optimizer != "adamw":
+        return f"optimizer {train.optimizer} with DeepSpeed, whose states are fp32", "set train.optimizer to adamw"
+    if train.master_weights != "fp32":
+        return "bf16 master weights with DeepSpeed, which keeps fp32", "set train.master_weights to fp32"
+    return None
+
+
+def _zero_compile(recipe: Recipe, facts: Facts) -> Broken:
+    parallel = recipe.parallel
+    if parallel.strategy == "deepspeed" and parallel.compile is True and zero_stage(recipe, facts) == 3:
+        return "ZeRO-3 fetches parameters inside of blocks, a compiled one cannot", "set parallel.compile to auto"
+    return None
+
+
+def _fp16(recipe: Recipe, facts: Facts) -> Broken:
+    if recipe.train.precision != "fp16":
+        return None
+    if recipe.parallel.strategy != "deepspeed":
+        return "fp16 needs the loss scaling of strategy deepspeed", "set train.precision to bf16 or fp32"
+    if zero_stage(recipe, facts) == 0:
+        return "ZeRO-0 does not scale fp16's loss", "set parallel.zero_stage to 1, or train.precision to bf16"
+    if facts.device == "cpu":
+        return "fp16 on a CPU", "set train.precision to fp32"
     return None
 
 
@@ -294,6 +366,13 @@ RULES: tuple[Rule, ...] = (
     Rule("method", "warning", _method_unused),
     Rule("train.rounding", "warning", _rounding_unused),
     Rule("train.master_weights", "error", _bf16_weights_in_fp32),
+    Rule("parallel.strategy", "error", _deepspeed_missing),
+    Rule("parallel.strategy", "error", _deepspeed_unused),
+    Rule("parallel.zero_stage", "error", _zero_experts),
+    Rule("train.precision", "error", _fp16),
+    Rule("train.optimizer", "error", _zero_optimizer),
+    Rule("parallel.compile", "error", _zero_compile),
+    Rule("parallel.offload", "error", _zero_offload),
     Rule("parallel.offload", "error", _offload_needs_fsdp),
     Rule("parallel.offload", "error", _offload_bf16),
     Rule("parallel.offload_activations", "error", _offload_activations),

@@ -156,8 +156,19 @@ class MethodSection(Section):
 
 
 class ParallelSection(Section):
-    strategy: Literal["auto", "single", "ddp", "fsdp"] = Field(
-        "auto", description="single: one process. ddp: a copy per process. fsdp: the model is sharded (FSDP2)."
+    strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = Field(
+        "auto",
+        description="single: one process. ddp: a copy per process. fsdp: the model is sharded (FSDP2). deepspeed: the "
+        "same by ZeRO.",
+    )
+    zero_stage: Auto | Literal[0, 1, 2, 3] = Field(
+        "auto",
+        description="deepspeed: what is sharded. 0: nothing. 1: optimizer states. 2: gradients too. 3: parameters too.",
+    )
+    deepspeed_config: str | dict[str, Any] | None = Field(
+        None,
+        description="deepspeed: a DeepSpeed JSON, or what it holds. What this recipe can say is moved into it; the "
+        "rest, buckets and the like, is handed on.",
     )
     shard_size: Auto | PositiveInt = Field(
         "auto", description="fsdp: processes that hold one copy of the model; fewer than all is HSDP. `auto`: all."
@@ -168,8 +179,11 @@ class ParallelSection(Section):
     )
     offload: Literal["none", "optimizer", "params"] = Field(
         "none",
-        description="fsdp: what lies in host memory. optimizer: its states and the fp32 weights it works on. params: "
-        "the sharded parameters and gradients too; each block's are copied to the GPU when it runs.",
+        description="fsdp and deepspeed: what lies in host memory. optimizer: its states and the fp32 weights it works "
+        "on. params: the sharded parameters and gradients too; each block's are copied to the GPU when it runs.",
+    )
+    offload_dir: str | None = Field(
+        None, description="deepspeed: a folder on an NVMe disk where the offloaded lies instead of in host memory."
     )
     offload_activations: bool = Field(
         False, description="Keep the inputs of recomputed blocks in host memory until the backward pass."
@@ -205,9 +219,10 @@ class TrainSection(Section):
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW beta 1.")
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW beta 2.")
     epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon.")
-    precision: Literal["auto", "bf16", "fp32"] = Field(
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
-        description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32.",
+        description="Arithmetic of the forward and backward pass. `auto`: bf16 where the processor has it, else fp32. "
+        "fp16 needs the loss scaling of strategy deepspeed.",
     )
     master_weights: Literal["fp32", "bf16"] = Field(
         "fp32", description="Storage of trained weights. bf16 halves the memory; see `rounding`."

@@ -11,7 +11,6 @@ import torch
 from packtrain.models.grown import whole_table
 from packtrain.models.names import NEW_ROWS, file_key, is_adapter
 from packtrain.models.weights import base_tensors, resolve_key, torch_dtype
-from packtrain.parallel.strategy import full_tensor
 from packtrain.train.session import Session
 
 _FILE_BYTES = 4 * 2**30
@@ -33,11 +32,11 @@ def gathered_model(session: Session) -> Named:
 def gathered_adapters(session: Session) -> dict[str, torch.Tensor]:
     """Adapter tensors by parameter name, float32 on the CPU; empty on ranks other than 0. A collective."""
     found = {}
-    for name, parameter in session.stored:
+    for name, parameter in session.named:
         if is_adapter(name):
-            whole = full_tensor(parameter.detach())
+            whole = session.whole(parameter)
             if session.world.is_main:
-                found[name] = whole.to("cpu", torch.float32)
+                found[name] = whole.float()
     return found
 
 
@@ -56,10 +55,10 @@ def gathered_parts(session: Session, modules: list[str]) -> dict[str, torch.Tens
 def _gathered(session: Session, key: str, parameter: torch.Tensor) -> torch.Tensor:
     """A whole tensor on the CPU in its file's dtype, an embedding or head with the rows of added tokens in it."""
     built = session.built
-    whole = full_tensor(session.stored_as(parameter).detach()).cpu()
+    whole = session.whole(parameter)
     if built.added and key in (f"{built.plan.embedding}.weight", f"{built.plan.head}.weight"):
         rows = getattr(built.model.base.get_submodule(key.removesuffix(".weight")), NEW_ROWS)
-        whole = whole_table(whole, full_tensor(session.stored_as(rows).detach()).cpu(), built.added.first)
+        whole = whole_table(whole, session.whole(rows), built.added.first)
     name = resolve_key(built.files, key, built.plan.decoder)
     if name is None and built.plan.tied:  # the head of a tied model has no tensor of its own
         name = resolve_key(built.files, f"{built.plan.embedding}.weight", built.plan.decoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
     num_gpus = 0 if recipe.launch.device == "cpu" else visible_gpus()
     device = "cuda" if num_gpus else "cpu"
     if processes is None:
-        asked = recipe.launch.processes
-        processes = asked if asked != "auto" else max(num_gpus, 1)
+        processes = num_processes(recipe)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) if joined else processes
     if joined and num_gpus == 1:  # srun --gpus-per-task shows each process its own GPU only
         local = 1
@@ -41,7 +41,15 @@ def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
         bf16=_gpu_bf16() if num_gpus else _cpu_bf16(),
         num_cores=len(os.sched_getaffinity(0)),
         model=model_facts(model_folder(recipe.model.path)),
+        deepspeed=find_spec("deepspeed") is not None,
     )
+
+
+def num_processes(recipe: Recipe) -> int:
+    """Processes of a run that this machine starts."""
+    if recipe.launch.processes != "auto":
+        return recipe.launch.processes
+    return max(0 if recipe.launch.device == "cpu" else visible_gpus(), 1)
 
 
 def visible_gpus() -> int:
@@ -88,6 +96,7 @@ def model_facts(folder: Path) -> ModelFacts:
         type=str(config.get("model_type", "")),
         sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
         even_heads=_even_heads(config, hidden),
+        num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
     )
 
 

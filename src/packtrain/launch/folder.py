@@ -50,6 +50,7 @@ class RunFolder:
         self.name = self.path.name
         self.recipe = self.path / "recipe.yaml"
         self.asked = self.path / "asked.yaml"  # before `auto` was resolved: for a resume on other hardware
+        self.deepspeed = self.path / "deepspeed.json"  # what DeepSpeed was given, for the reader
         self.status = self.path / "status.json"
         self.events = self.path / "events.jsonl"
         self.plan = self.path / "plan.json"

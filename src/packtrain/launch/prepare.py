@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from packtrain.config import Recipe, dump_recipe
+from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
 from packtrain.launch import group
-from packtrain.launch.folder import RunFolder, write_text
+from packtrain.launch.folder import RunFolder, write_json, write_text
 
 
 def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
@@ -77,5 +78,13 @@ def create(recipe: Recipe, asked: Recipe) -> RunFolder:
     """The run's folder with both recipes in it; the last thing that the user's input can make fail."""
     folder = RunFolder.create(recipe.output.folder, recipe.output.name)
     write_text(folder.asked, dump_recipe(asked))
-    write_text(folder.recipe, dump_recipe(recipe))
+    write_recipe(folder, recipe)
     return folder
+
+
+def write_recipe(folder: RunFolder, recipe: Recipe) -> None:
+    """The resolved recipe, and beside it what DeepSpeed is given."""
+    write_text(folder.recipe, dump_recipe(recipe))
+    if recipe.parallel.strategy == "deepspeed":
+        assert isinstance(recipe.launch.processes, int), "resolve comes first"
+        write_json(folder.deepspeed, engine_config(recipe, recipe.launch.processes))

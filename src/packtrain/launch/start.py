@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from packtrain.config import Recipe, dump_recipe, load_recipe
+from packtrain.config import Recipe, load_recipe
+from packtrain.config.adopt import adopt
 from packtrain.errors import UserError
 from packtrain.launch import group, summary
-from packtrain.launch.folder import RunFolder, write_text
-from packtrain.launch.prepare import create, named, prepare
+from packtrain.launch.facts import num_processes
+from packtrain.launch.folder import RunFolder
+from packtrain.launch.prepare import create, named, prepare, write_recipe
 from packtrain.launch.progress import open_progress
 from packtrain.launch.registry import find_run
 from packtrain.launch.resolve_recipe import resolve
@@ -25,7 +27,7 @@ RESUMABLE = ("launch.processes",)
 
 def start(recipe_path: str | Path, overrides: Sequence[str] = ()) -> int:
     """Train a recipe to its end and return the exit status. Under torchrun or srun, join their group."""
-    asked = load_recipe(recipe_path, overrides)
+    asked = _adopt(load_recipe(recipe_path, overrides))
     recipe = _resolve(named(asked, recipe_path))
     if group.in_group():
         return _join(recipe, lambda: create(recipe, asked))
@@ -73,8 +75,13 @@ def _resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
 
 def _reopen(folder: RunFolder, recipe: Recipe) -> RunFolder:
     _refuse_unless_ended(folder)
-    write_text(folder.recipe, dump_recipe(recipe))
+    write_recipe(folder, recipe)
     return folder
+
+
+def _adopt(recipe: Recipe) -> Recipe:
+    """With what its DeepSpeed JSON says moved into the recipe: the file may be gone when the run is resumed."""
+    return adopt(recipe, group.size() or num_processes(recipe)) if recipe.parallel.deepspeed_config else recipe
 
 
 def _resolve(asked: Recipe) -> Recipe:

@@ -7,7 +7,7 @@ So they can be trained while the rest stays frozen, and no large table is copied
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +40,16 @@ def tie(model: nn.Module, plan: ModelPlan) -> None:
     setattr(head, NEW_ROWS, getattr(embedding, NEW_ROWS))
 
 
-def start_new_rows(model: nn.Module, plan: ModelPlan, added: AddedTokens, reader: Reader) -> None:
-    """Fill the new rows, each with the mean of the rows that its token's text had before."""
+def start_new_rows(
+    model: nn.Module, plan: ModelPlan, added: AddedTokens, reader: Reader, only: Container[nn.Parameter]
+) -> None:
+    """Fill the new rows among ``only``, each with the mean of the rows that its token's text had before."""
     for name in (plan.embedding,) if plan.tied else (plan.embedding, plan.head):
         key = resolve_key(reader.files, f"{name}.weight", plan.decoder)
         assert key is not None, name
         parameter = getattr(model.get_submodule(name), NEW_ROWS)
+        if parameter not in only:
+            continue
         rows = torch.stack([_mean_row(reader, key, ids) for ids in added.pieces])
         with torch.no_grad():
             local_tensor(parameter).copy_(rows[local_slices(parameter)])

@@ -7,7 +7,7 @@ place asks for that. Adapters are not in the files: whoever knows how they start
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +137,10 @@ class BaseTensor:
     holder: torch.Tensor | QuantizedLinear
 
     @property
+    def parameter(self) -> torch.Tensor:
+        return self.holder.packed if isinstance(self.holder, QuantizedLinear) else self.holder
+
+    @property
     def shape(self) -> tuple[int, ...]:
         if isinstance(self.holder, QuantizedLinear):
             return self.holder.out_features, self.holder.in_features
@@ -179,20 +183,29 @@ def base_tensors(model: CausalLMWithLoss) -> Iterator[BaseTensor]:
                 yield BaseTensor(f"{name}.{leaf}", parameter)
 
 
+def num_trained(model: CausalLMWithLoss) -> int:
+    """Parameters that are trained, of a model before it is sharded."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
 def num_parameters(model: CausalLMWithLoss) -> int:
-    """Parameters of the whole model: a quantised weight counts as what it stands for."""
+    """Parameters of a model before it is sharded: a quantised weight counts as what it stands for."""
     quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     stored = {id(p) for module in quantized for p in (module.packed, module.scales)}
     plain = sum(p.numel() for p in model.parameters() if id(p) not in stored)
     return plain + sum(module.in_features * module.out_features for module in quantized)
 
 
-def stream_weights(model: CausalLMWithLoss, reader: Reader, transform: Transform | None = None) -> int:
+def stream_weights(
+    model: CausalLMWithLoss, reader: Reader, transform: Transform | None = None,
+    only: Container[torch.Tensor] | None = None,
+) -> int:  # fmt: skip
     """Fill this rank's parts of all base tensors.
 
     Args:
         model: materialised (not meta), sharded or not.
         transform: changes a slice on its way: ``transform(key, slices, values) -> values``.
+        only: the parameters to fill; None: all.
 
     Returns:
         Bytes read by this rank.
@@ -202,6 +215,8 @@ def stream_weights(model: CausalLMWithLoss, reader: Reader, transform: Transform
     """
     with torch.no_grad():
         for tensor in base_tensors(model):
+            if only is not None and tensor.parameter not in only:
+                continue
             name = find_tensor(reader.files, tensor, model.plan.decoder)
             slices = tensor.slices
             for piece in pieces(slices):

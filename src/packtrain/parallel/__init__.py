@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from packtrain.config.schema import ParallelSection
+    from packtrain.config.schema import Recipe
     from packtrain.parallel.strategy import Strategy
     from packtrain.parallel.world import World
 
 
-def make_strategy(section: ParallelSection, world: World, compute_dtype: torch.dtype) -> Strategy:
+def make_strategy(recipe: Recipe, world: World, compute_dtype: torch.dtype) -> Strategy:
     """The strategy a resolved recipe names."""
+    section = recipe.parallel
     if section.strategy == "fsdp":
         from packtrain.parallel.fsdp import FullyShard
 
         assert isinstance(section.shard_size, int)
-        return FullyShard(world, compute_dtype, section.shard_size, offload_params=section.offload == "params")
+        return FullyShard(world, compute_dtype, section.shard_size, section.offload)
+    if section.strategy == "deepspeed":
+        from packtrain.config.deepspeed import engine_config
+        from packtrain.parallel.zero.strategy import Zero
+
+        return Zero(world, compute_dtype, engine_config(recipe, world.size))
     if section.strategy == "ddp":
         from packtrain.parallel.ddp import Replicated
 

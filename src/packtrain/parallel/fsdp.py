@@ -16,6 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from packtrain.parallel.strategy import Strategy
 from packtrain.parallel.traffic import Traffic, UnitBytes, sharded_traffic, sharded_units
+from packtrain.parallel.updates import HostUpdates, MakeOptimizer, Named, Updates
 from packtrain.parallel.world import World
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ _UNREDUCED_LIMIT = 2**30
 
 
 class FullyShard(Strategy):
-    def __init__(self, world: World, compute_dtype: torch.dtype, shard_size: int, offload_params: bool = False) -> None:
+    def __init__(self, world: World, compute_dtype: torch.dtype, shard_size: int, offload: str = "none") -> None:
         super().__init__(world, compute_dtype)
         self.shard_size = shard_size
-        self.offload_params = offload_params
+        self.offload_params, self.keeps_masters = offload == "params", offload == "optimizer"
         self.reduce_each = self.reshard = False
         self.units: list[UnitBytes] = []
         if shard_size == world.size:
@@ -61,6 +62,9 @@ class FullyShard(Strategy):
     @property
     def storage(self) -> torch.device:
         return torch.device("cpu") if self.offload_params else self.world.device
+
+    def updates(self, named: Named, make_optimizer: MakeOptimizer) -> Updates:
+        return HostUpdates(named, make_optimizer) if self.keeps_masters else super().updates(named, make_optimizer)
 
     def _autocast(self) -> Any:
         """Off: the mixed-precision policy casts parameters as they are gathered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from packtrain.models.files import WeightFiles
 from packtrain.models.weights import Reader, WeightReader
+from packtrain.parallel.flat import FlatShard
 from packtrain.parallel.traffic import Traffic
+from packtrain.parallel.updates import MakeOptimizer, Named, Updates
 from packtrain.parallel.world import World
 
 if TYPE_CHECKING:
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 class Strategy(ABC):
     """One way to spread a model over a ``World``.
 
-    The order of calls: ``shard`` (on the meta device), ``to_empty`` and weights by the builder, ``ready``, then the
-    loop: ``forward``, ``backward`` per micro-batch inside ``accumulate``, ``clip``, and the optimizer's step.
+    The order of calls: ``shard`` (on the meta device), ``materialize`` while the builder fills in the weights,
+    ``ready``, ``updates``, then the loop: ``forward``, ``backward`` per micro-batch inside ``accumulate``, ``clip``,
+    and the step of what ``updates`` returned.
     """
+
+    keeps_masters = False
+    """Whether ``updates`` works on fp32 copies of its own, so that the model's parameters need not be wide."""
 
     def __init__(self, world: World, compute_dtype: torch.dtype) -> None:
         self.world = world
@@ -36,9 +42,26 @@ class Strategy(ABC):
     def shard(self, model: CausalLMWithLoss) -> None:
         """Spread the parameters; the model is still on the meta device."""
 
+    def materialize(self, model: CausalLMWithLoss, complete: Callable[[], None]) -> Iterator[list[nn.Parameter]]:
+        """Give the model memory, a part at a time.
+
+        Args:
+            complete: ties what is shared and computes the buffers; called once the buffers have memory.
+
+        Yields:
+            The parameters of a part, to be filled before the next part is asked for.
+        """
+        model.to_empty(device=self.storage)
+        complete()
+        yield list(model.parameters())
+
     def ready(self, model: CausalLMWithLoss) -> None:
         """The weights are in: finish what needs real parameters."""
         self.module = model
+
+    def updates(self, named: Named, make_optimizer: MakeOptimizer) -> Updates:
+        """What applies the gradients of the trained parameters ``named``."""
+        return Updates(named, make_optimizer(named))
 
     @property
     def storage(self) -> torch.device:
@@ -88,8 +111,17 @@ class Strategy(ABC):
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
 
-    def traffic(self, micro_batches: int) -> Traffic:
-        """What one process sends to the others in an optimizer step of so many micro-batches."""
+    def skips(self, norm: float) -> bool:
+        """Whether a step with this gradient norm is left out and training goes on: an overflow of fp16."""
+        return False
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What fp16's loss is multiplied by before the backward pass; None: nothing."""
+        return None
+
+    def traffic(self, micro_batches: int) -> Traffic | None:
+        """What one process sends to the others in an optimizer step of so many micro-batches; None: not known."""
         return Traffic(0, 0, 1, 1)
 
     def describe(self) -> str:
@@ -99,4 +131,4 @@ class Strategy(ABC):
 
 def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
     """The whole tensor on every rank (a collective where it is sharded)."""
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return parameter.full_tensor() if isinstance(parameter, DTensor | FlatShard) else parameter

@@ -30,13 +30,13 @@ from packtrain.models.plan import ModelPlan, find_plan
 from packtrain.models.prefix import Prefix
 from packtrain.models.quantize import Quantization
 from packtrain.models.quantized import quantize_linears
-from packtrain.models.weights import Reader, stream_weights
+from packtrain.models.weights import Reader, num_parameters, num_trained, stream_weights
 from packtrain.parallel import make_strategy
 from packtrain.parallel.blocks import prepare_blocks
 from packtrain.parallel.strategy import Strategy
 from packtrain.parallel.world import World
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Built:
         start: where PiSSA started, which its export needs.
         bytes_read: weights read from disk by this rank.
         num_quantized: linears that are stored quantised.
+        num_parameters, num_trained: of the whole model.
     """
 
     model: CausalLMWithLoss
@@ -61,6 +62,8 @@ class Built:
     bytes_read: int
     num_recomputed: int
     num_quantized: int
+    num_parameters: int
+    num_trained: int
 
 
 def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) -> Built:
@@ -84,29 +87,33 @@ def build(recipe: Recipe, model_folder: Path, world: World, run_folder: Path) ->
     if added:
         grow(model, plan, added)
     trained, prefix = add_method(model, plan, recipe, base_name(recipe, model_folder))
-    if recipe.parallel.offload != "optimizer":
+    strategy = make_strategy(recipe, world, compute)
+    if not strategy.keeps_masters:
         widen_trained(trained, DTYPES[recipe.train.master_weights])
     compiled = recipe.parallel.compile is True
     wrapped = CausalLMWithLoss(trained, plan, name, compiled, names, prefix)
     parallel = recipe.parallel
     num_recomputed = prepare_blocks(wrapped.blocks(), parallel.recompute, compiled, parallel.offload_activations)
 
-    strategy = make_strategy(recipe.parallel, world, compute)
-    strategy.shard(wrapped)
-    wrapped.to_empty(device=strategy.storage)
-    if plan.tied:
-        model.tie_weights()  # type: ignore[operator]
-        if added:
-            tie(model, plan)
-    rebuild_buffers(model)
-    move_buffers(wrapped, world.device)
+    def complete() -> None:
+        """Restore what is lost with the meta device: shared parameters and buffers."""
+        if plan.tied:
+            model.tie_weights()  # type: ignore[operator]
+            if added:
+                tie(model, plan)
+        rebuild_buffers(model)
+        move_buffers(wrapped, world.device)
 
+    counts = num_parameters(wrapped), num_trained(wrapped)
+    strategy.shard(wrapped)
+    start = find_start(wrapped, recipe, files, world, run_folder)
     with strategy.reader(files) as reader:
-        start = fill(wrapped, recipe, reader, world, run_folder, added)
+        for parameters in strategy.materialize(wrapped, complete):
+            fill(wrapped, set(parameters), recipe, reader, start, added)
         bytes_read = reader.bytes_read
     strategy.ready(wrapped)
     return Built(
-        wrapped, plan, config, files, strategy, added, start, bytes_read, num_recomputed, len(quantized)
+        wrapped, plan, config, files, strategy, added, start, bytes_read, num_recomputed, len(quantized), *counts
     )  # fmt: skip
 
 
@@ -124,25 +131,32 @@ def quantize(model: nn.Module, plan: ModelPlan, recipe: Recipe, compute: torch.d
     return replaced
 
 
-def fill(
-    wrapped: CausalLMWithLoss, recipe: Recipe, reader: Reader, world: World, run_folder: Path, added: AddedTokens | None
+def find_start(
+    wrapped: CausalLMWithLoss, recipe: Recipe, files: WeightFiles, world: World, run_folder: Path
 ) -> PissaStart | None:
-    """Stream the weights in and start what the files do not hold."""
+    """Where PiSSA starts, if the method asks for it. A collective."""
+    method = recipe.method
+    if not method.is_lora or method.start != "pissa":
+        return None
+    return pissa_start(wrapped, files, wrapped.plan.decoder, method, world, run_folder / START_FILE)
+
+
+def fill(
+    wrapped: CausalLMWithLoss, only: set[nn.Parameter], recipe: Recipe, reader: Reader, start: PissaStart | None,
+    added: AddedTokens | None,
+) -> None:  # fmt: skip
+    """Stream the weights of the parameters ``only`` in and start what the files do not hold."""
     method, plan, seed = recipe.method, wrapped.plan, recipe.train.seed
-    start = None
-    if method.is_lora and method.start == "pissa":
-        start_file = run_folder / START_FILE
-        start = pissa_start(wrapped, reader.files, plan.decoder, method, world, start_file)
-    stream_weights(wrapped, reader, start.residual if start else None)
+    stream_weights(wrapped, reader, start.residual if start else None, only)
     if added:
-        start_new_rows(wrapped.base, plan, added, reader)
+        start_new_rows(wrapped.base, plan, added, reader, only)
+    named = [(name, parameter) for name, parameter in wrapped.named_parameters() if parameter in only]
     if method.is_lora:
-        start_adapters(wrapped, seed)
+        start_adapters(wrapped, named, seed)
     elif method.is_adapter:
-        start_prompts(wrapped, seed)
+        start_prompts(named, seed)
     if start:
-        start.fill(wrapped)
-    return start
+        start.fill(named)
 
 
 def base_name(recipe: Recipe, model_folder: Path) -> str:

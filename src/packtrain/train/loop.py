@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -28,12 +29,16 @@ class Stop(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step, over all ranks: mean loss per labelled token, gradient norm before clipping."""
+    """One optimizer step, over all ranks: mean loss per labelled token, gradient norm before clipping.
+
+    ``skipped``: fp16 gradients overflowed, so the weights stayed and the loss scale was lowered.
+    """
 
     loss: float
     grad_norm: float
     learning_rate: float
     stop: bool
+    skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,11 @@ def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     result = StepResult(
         total / max(batch.label_count, 1), grad_norm, learning_rate(session, batch.step), stops > 0
     )  # fmt: skip
-    NonFiniteError.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
+    skipped = math.isfinite(result.loss) and strategy.skips(result.grad_norm)
+    if not skipped:
+        NonFiniteError.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
     session.updates.apply(result.learning_rate)
-    return result
+    return replace(result, skipped=skipped)
 
 
 def learning_rate(session: Session, step: int) -> float:
@@ -132,7 +139,14 @@ def log_step(session: Session, batch: GlobalBatch, result: StepResult, seconds: 
         tokens_per_second=round(batch.token_count / seconds, 1),
         seconds=round(seconds, 4),
         memory=peak_memory(session.world.device),
+        **loss_scaling(session, result),
     )
+
+
+def loss_scaling(session: Session, result: StepResult) -> dict[str, Any]:
+    """What is said of a step with fp16 gradients."""
+    scale = session.built.strategy.loss_scale
+    return {} if scale is None else {"loss_scale": scale, "skipped": result.skipped}
 
 
 def peak_memory(device: torch.device) -> int:

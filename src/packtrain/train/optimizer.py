@@ -45,10 +45,3 @@ def make_optimizer(recipe: Recipe, named: Iterable[tuple[str, nn.Parameter]]) ->
         params, **common, states=_STATES[section.optimizer], rounding=section.rounding, seed=section.seed,
         compiled=compiled,
     )  # fmt: skip
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the rate of all groups, each by its own factor (LoRA+)."""
-    group: dict[str, Any]
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["factor"]

@@ -9,7 +9,6 @@ from pathlib import Path
 from packtrain.config.schema import Recipe
 from packtrain.metrics.curve import draw_curve
 from packtrain.metrics.reader import read_events
-from packtrain.models.weights import num_parameters
 from packtrain.parallel.world import World
 from packtrain.train.loop import Stop, train_steps
 from packtrain.train.session import Session, open_session
@@ -39,14 +38,15 @@ def train(folder: Path, recipe: Recipe, world: World, stop: Stop) -> TrainResult
 
 
 def _log_start(session: Session, seconds: float) -> None:
+    traffic = session.built.strategy.traffic(session.micro_batches)
     session.log.write(
         "start",
         step=session.position.step,
         total_steps=session.total_steps,
-        parameters=num_parameters(session.built.model),
-        trainable=sum(p.numel() for _, p in session.named),
+        parameters=session.built.num_parameters,
+        trainable=session.built.num_trained,
         strategy=session.built.strategy.describe(),
-        traffic=session.built.strategy.traffic(session.micro_batches).describe(),
+        traffic=traffic.describe() if traffic else "",
         world_size=session.world.size,
         device=session.world.device.type,
         precision=session.recipe.train.precision,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from packtrain.checkpoint.state import training_state
 from packtrain.checkpoint.store import CheckpointStore, Position
 from packtrain.config.schema import Every, Recipe
 from packtrain.data import PreparedData, prepare_data
@@ -17,10 +17,11 @@ from packtrain.data.order import Order
 from packtrain.metrics.events import EventLog
 from packtrain.metrics.sinks import make_sinks
 from packtrain.models.locate import model_folder
+from packtrain.parallel.strategy import full_tensor
+from packtrain.parallel.updates import Updates
 from packtrain.parallel.world import World
 from packtrain.train.build import Built, build
-from packtrain.train.optimizer import trainable
-from packtrain.train.updates import Updates, make_updates
+from packtrain.train.optimizer import make_optimizer, trainable
 
 
 @dataclass
@@ -45,15 +46,9 @@ class Session:
         """What is trained, as the model holds it."""
         return self.updates.named
 
-    @property
-    def stored(self) -> list[tuple[str, nn.Parameter]]:
-        """The same names, and what a checkpoint and ``final/`` hold of them."""
-        return self.updates.stored
-
-    def stored_as(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What is saved of a parameter: its copy in host memory where the optimizer has one."""
-        pairs = zip(self.named, self.stored, strict=True)
-        return next((stored for (_, own), (_, stored) in pairs if own is parameter), parameter)
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What ``final/`` holds of a parameter, whole and on the CPU. A collective."""
+        return full_tensor(self.updates.saved(parameter)).cpu()
 
     @property
     def micro_batches(self) -> int:
@@ -62,11 +57,8 @@ class Session:
         assert isinstance(micro, int)
         return math.ceil(math.ceil(self.recipe.train.batch_size / self.world.size) / micro)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return training_state(self.stored, self.updates.optimizer)
-
     def save(self) -> Path:
-        return self.store.save(self.state(), self.position)
+        return self.store.save(self.updates.state(), self.position)
 
     def due(self, every: Every, step: int) -> bool:
         """Whether something that happens ``every`` so often, and at the end, happens after ``step`` optimizer steps."""
@@ -100,7 +92,7 @@ def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
     store = CheckpointStore(folder / "checkpoints", recipe.checkpoint.keep, world, belongs_to)
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
-    updates = make_updates(recipe, trainable(built.model))
+    updates = built.strategy.updates(trainable(built.model), partial(make_optimizer, recipe))
     session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log)
     _resume(session)
     return session
@@ -122,6 +114,6 @@ def _resume(session: Session) -> None:
         session.log.write("warning", message=f"checkpoint passed over: {fault}")
     if newest is None:
         return
-    session.position = session.store.load(newest, session.state())
-    session.updates.give_back()
+    session.position = session.store.load(newest, session.updates.state())
+    session.updates.loaded()
     session.log.write("resume", step=session.position.step, checkpoint=newest.name)
