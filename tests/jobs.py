@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from packtrain.config import build_recipe
+from packtrain.config import Recipe, build_recipe
 from packtrain.parallel.world import World
 
 
@@ -21,7 +21,20 @@ def open_job(world: World, recipe: dict[str, Any], folder: str | None = None) ->
     if folder:
         Path(folder).mkdir(exist_ok=True)
     shared = world.broadcast(folder or (tempfile.mkdtemp() if world.is_main else None))
-    return open_session(build_recipe(recipe), Path(str(shared)), world)
+    return open_session(settled(build_recipe(recipe)), Path(str(shared)), world)
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """With what DeepSpeed alone decides filled in, where it is DeepSpeed's."""
+    from packtrain.config.deepspeed import settle
+    from packtrain.launch.facts import model_facts
+
+    parallel = recipe.parallel
+    if parallel.strategy == "deepspeed":
+        assert not isinstance(parallel.deepspeed_config, str) and parallel.zero_stage != "auto"
+        facts = model_facts(Path(recipe.model.path))
+        parallel.deepspeed_config = settle(parallel.deepspeed_config, parallel.zero_stage, facts)
+    return recipe
 
 
 def train_recipe(world: World, recipe: dict[str, Any]) -> tuple[list[tuple[float, float]], float | None]:

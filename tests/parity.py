@@ -16,6 +16,10 @@ BATCH = 8
 WORLDS = {
     "ddp 2": (2, "ddp", 1), "fsdp 2": (2, "fsdp", 2), "fsdp 4": (4, "fsdp", 4), "hsdp 2x2": (4, "fsdp", 2),
 }  # fmt: skip
+ZERO = {  # small buckets, so that a tiny model has several
+    "reduce_bucket_size": 5000, "stage3_prefetch_bucket_size": 5000, "stage3_param_persistence_threshold": 100,
+    "sub_group_size": 40_000, "round_robin_gradients": True,
+}  # fmt: skip
 NEW_TOKENS = ["<call>", "</call>", "<tool>"]
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -40,6 +44,13 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "prefix, tokens": {"method": {"type": "prefix", "virtual_tokens": 5}, "model": {"add_tokens": NEW_TOKENS}},
     "full, 8 bit": {"method": {"type": "full"}, "train": {"optimizer": "adamw_8bit"}},
 }
+
+
+def zero(stage: int, offload: str = "none", **parallel: Any) -> dict[str, Any]:
+    """The parallel section of a DeepSpeed run."""
+    keys = {key: ZERO[key] for key in ZERO if stage == 3 or not key.startswith(("stage3", "sub"))} if stage else {}
+    config = {"zero_optimization": keys}
+    return {"strategy": "deepspeed", "zero_stage": stage, "offload": offload, "deepspeed_config": config, **parallel}
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@ there are two."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from tests.jobs import train_recipes
-from tests.parity import ADAPTERS, METHODS, Case, make_case
+from tests.parity import ADAPTERS, METHODS, Case, make_case, zero
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -24,6 +25,13 @@ EXACT: dict[str, dict[str, Any]] = {
     "params offload": {"strategy": "fsdp", "offload": "params"},
     "activations offload": {"recompute": "full", "offload_activations": True},
 }  # fmt: skip
+ZEROS: dict[str, dict[str, Any]] = {
+    **{f"zero {stage}": zero(stage) for stage in range(4)},
+    "zero 2, compiled, recomputed": zero(2, compile=True, recompute="full"),
+    "zero 3, recomputed": zero(3, recompute="full"),
+    "zero 2, optimizer offload": zero(2, "optimizer"),
+    "zero 3, params offload": zero(3, "params"),
+}
 SPREAD: dict[str, dict[str, Any]] = {
     "ddp 2": {"strategy": "ddp"},
     "fsdp 2": {"strategy": "fsdp", "shard_size": 2},
@@ -31,6 +39,8 @@ SPREAD: dict[str, dict[str, Any]] = {
     "hsdp 2x1": {"strategy": "fsdp", "shard_size": 1},
     "optimizer offload": {"strategy": "fsdp", "shard_size": 2, "offload": "optimizer"},
     "params offload": {"strategy": "fsdp", "shard_size": 2, "offload": "params"},
+    **{f"zero {stage}": zero(stage) for stage in range(4)},
+    "zero 3, params offload": zero(3, "params"),
 }
 
 
@@ -71,6 +81,36 @@ def test_fp32_is_the_cpu_whatever_the_strategy(case: Case, expected: dict[str, A
         if method in COMPILED or not parallel.get("compile")
     }
     compare(run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0], expected)
+
+
+def test_deepspeed_in_fp32_is_the_cpu(case: Case, expected: dict[str, Any]) -> None:
+    recipes = {
+        f"{method}; {name}": case.recipe(ALL[method], parallel=parallel, launch={"device": "cuda"})
+        for method in FEW
+        for name, parallel in ZEROS.items()
+        if method in COMPILED or not parallel.get("compile")
+    }
+    compare(run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0], expected)
+
+
+def test_deepspeed_in_16_bits_is_near_fp32(case: Case, expected: dict[str, Any]) -> None:
+    """bf16 has three digits; fp16 four, and its first steps are skipped until the loss scale fits."""
+    recipes = {
+        f"{method}; {name}, {precision}": case.recipe(
+            ALL[method], parallel=parallel, launch={"device": "cuda"}, train={"precision": precision, **(
+                {"max_steps": 12} if precision == "fp16" else {}
+            )},
+        )
+        for method in ("full", "lora", "qlora")
+        for precision in ("bf16", "fp16")
+        for name, parallel in ZEROS.items()
+        if parallel["zero_stage"] > 1 and not parallel.get("compile")
+    }  # fmt: skip
+    found = run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0]
+    for name, result in found.items():
+        wanted, own = losses(expected[name.split(";")[0]]), losses(result)
+        assert own[0] == pytest.approx(wanted[0], rel=2e-2), name
+        assert all(map(math.isfinite, own)) and own[-1] < own[0], (name, own)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

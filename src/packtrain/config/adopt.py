@@ -176,8 +176,10 @@ class _Adoption:
         batch = self.values.get("train_batch_size")
         self._take("train_micro_batch_size_per_gpu", micro, "train", "micro_batch_size")
         self._take("train_batch_size", batch, "train", "batch_size")
-        if not _is_number(rounds):
+        if rounds in (None, "auto"):
             return
+        if not _is_number(rounds) or rounds < 1:
+            raise self._wrong("gradient_accumulation_steps", f"is {rounds!r}", "give a number from 1 on, or auto")
         if _is_number(micro) and not _is_number(batch) and "batch_size" not in self.recipe.train.model_fields_set:
             self.recipe.train.batch_size = int(micro * rounds * self.processes)
         rows = math.ceil(self.recipe.train.batch_size / self.processes)

@@ -99,6 +99,8 @@ def _allowed(annotation: Any, metadata: Any = ()) -> Iterator[str]:
             yield from _allowed(argument)
     elif origin is list:
         yield "a list of " + " | ".join(_allowed(arguments[0]))
+    elif origin is dict:
+        yield "a mapping"
     elif annotation is type(None):
         yield "`null`"
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -50,9 +50,36 @@ def total(recipe: Recipe, facts: Facts, micro_batch_size: int, recompute: float)
 
 def states(recipe: Recipe, facts: Facts) -> float:
     """Weights, gradients and optimizer states of one GPU, in bytes."""
+    if recipe.parallel.strategy == "deepspeed":
+        return _zero_states(recipe, facts)
     shards = recipe.parallel.shard_size if recipe.parallel.strategy == "fsdp" else 1
     assert isinstance(shards, int)
     return _kept(recipe, facts.model) / shards + _gathered(recipe, facts.model)
+
+
+def _zero_states(recipe: Recipe, facts: Facts) -> float:
+    """As ``states``, under ZeRO: it keeps weights and gradients in the dtype of the arithmetic, and fp32 masters."""
+    model, width, stage = facts.model, _width(recipe), recipe.parallel.zero_stage
+    assert isinstance(stage, int) and isinstance(recipe.parallel.deepspeed_config, dict), "resolve comes first"
+    zero = recipe.parallel.deepspeed_config["zero_optimization"]
+    trained, shards = trained_parameters(recipe, model), facts.processes
+    frozen = max(model.num_parameters + (trained if recipe.method.is_adapter else 0) - trained, 0)
+    inside = max(frozen - tables(model), 0)
+    weights = (frozen - inside) * width + inside * stored_bytes(recipe) + trained * width
+    gradients, masters = trained * width, trained * 12.0
+    stepping = trained * 4.0 if stage in (1, 2) else min(trained, zero.get("sub_group_size", 0)) * 4.0
+    if stage == 3:
+        weights = 0 if recipe.parallel.offload == "params" else weights / shards
+        block = max(model.num_parameters - tables(model), 0) * width / max(model.num_blocks, 1)
+        weights += 3 * block + tables(model) * width
+    if stage >= 2:
+        gradients /= shards
+    if stage >= 1:
+        masters, stepping = masters / shards, stepping / (shards if stage < 3 else 1)
+    if recipe.parallel.offload != "none":
+        masters = stepping = 0.0
+    buckets = 2 * float(zero.get("reduce_bucket_size", 0)) * width
+    return weights + gradients + masters + stepping + min(buckets, 2 * trained * width)
 
 
 def _kept(recipe: Recipe, model: ModelFacts) -> float:
@@ -79,7 +106,7 @@ def _gathered(recipe: Recipe, model: ModelFacts) -> float:
 
 
 def _width(recipe: Recipe) -> int:
-    return 2 if recipe.train.precision == "bf16" else 4
+    return 4 if recipe.train.precision == "fp32" else 2
 
 
 def tables(model: ModelFacts) -> float:

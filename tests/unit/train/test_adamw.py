@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint import load, save
 from torch.nn import functional
 
-from packtrain.checkpoint.state import fill_optimizer_state, training_state
+from packtrain.parallel.state import fill_optimizer_state, training_state
 from packtrain.train import adamw
 from packtrain.train.adamw import AdamW, dequantise, dynamic_map, quantise, round_nearest, round_stochastic
 
