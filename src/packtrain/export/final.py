@@ -71,7 +71,8 @@ def _save_adapter(session: Session, folder: Path) -> None:
     lora, changed = session.recipe.method.is_lora, changed_modules(session)
     tensors = {peft_key(name): tensor for name, tensor in _adapter_tensors(session).items()}
     if changed and lora:
-        tensors |= {f"base_model.model.{key}": t for key, t in gathered_parts(session, changed).items()}
+        # A tied embedding and head are one tensor here, which a file must hold twice.
+        tensors |= {f"base_model.model.{key}": t.clone() for key, t in gathered_parts(session, changed).items()}
     elif changed:
         _save_model(session, folder / "base")
     if not session.world.is_main:
