@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
+import psutil
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> dict:
         f"output.folder={work}/runs",
         "output.name=run",
     ]
-    done = subprocess.run([*command, *args.overrides], capture_output=True, text=True, check=False)
+    with HostMemory() as host:
+        done = subprocess.run([*command, *args.overrides], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(
             f"{' '.join(args.overrides)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
@@ -60,18 +64,39 @@ def run(args: argparse.Namespace) -> dict:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"][WARMUP:]
     resolved = yaml.safe_load((work / "runs/run/recipe.yaml").read_text())
+    shutil.rmtree(work)
     seconds = statistics.median(e["seconds"] for e in steps)
     tokens = statistics.median(e["tokens"] for e in steps)
     return {
         "tokens_per_second_per_gpu": tokens / seconds / start["world_size"],
         "step_seconds": seconds,
         "peak_gib": steps[-1]["memory"] / 2**30,
+        "host_gib": host.peak / 2**30,
         "load_seconds": start["seconds"],
         "loss": steps[-1]["loss"],
         "micro_batch_size": resolved["train"]["micro_batch_size"],
         "recompute": resolved["parallel"]["recompute"],
-        "strategy": resolved["parallel"]["strategy"],
+        "strategy": start["strategy"],
     }
+
+
+class HostMemory:
+    """The most that the machine's used memory grew meanwhile, in bytes: nothing else should run on it."""
+
+    def __enter__(self) -> HostMemory:
+        self.peak, self._ended = 0, threading.Event()
+        self._before = psutil.virtual_memory().available
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.2):
+            self.peak = max(self.peak, self._before - psutil.virtual_memory().available)
 
 
 def main() -> None:
@@ -90,6 +115,7 @@ def main() -> None:
         metrics = {
             "throughput": (found["tokens_per_second_per_gpu"], "tokens/s per GPU"),
             "peak memory": (found["peak_gib"], "GiB"),
+            "host memory": (found["host_gib"], "GiB"),
         }
         configuration = {k: found[k] for k in ("micro_batch_size", "recompute", "strategy")} | {
             "overrides": args.overrides,
