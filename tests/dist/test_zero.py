@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from packtrain.config import strategies
 from tests.dist.test_resume import STEPS, curves, recipe
 from tests.final import assert_loads, train_and_save
 from tests.jobs import train_recipes
@@ -51,13 +52,50 @@ def test_stages_equal_single(case: Case) -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_every_method_in_every_stage(case: Case, stage: int) -> None:
     methods = {name: section for name, section in ALL.items() if name != "full, 8 bit"}
-    compare(case, methods, [zero(stage)], (1, 3))
+    compare(case, methods, [zero(stage)], (1,))
 
 
 @pytest.mark.slow
-def test_every_method_offloaded(case: Case) -> None:
-    methods = {name: section for name, section in ALL.items() if name != "full, 8 bit"}
+def test_offload_with_and_without_accumulation(case: Case) -> None:
+    methods = {name: ALL[name] for name in ("full", "lora", "full, tokens")}
     compare(case, methods, [zero(1, "optimizer"), zero(2, "optimizer"), zero(3, "optimizer"), zero(3, "params")], (1, 3))
+
+
+SECTIONS = {
+    "full": METHODS["full"], "freeze": METHODS["freeze"], "lora": METHODS["lora"], "qlora": ADAPTERS["qlora"],
+    "llama_adapter": ADAPTERS["llama_adapter"], "prefix": ADAPTERS["prefix"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [name for name in strategies.STRATEGIES if name != "single"])
+def test_what_the_table_says_runs_runs(case: Case, tmp_path: Path, strategy: str) -> None:
+    """Every cell of docs/deepspeed.md that says so, with one process's losses."""
+    plain = {name: case.recipe(section, data={"eval": 0.1}) for name, section in SECTIONS.items()}
+    cells = [cell for cell in strategies.cells() if cell.strategy == strategy and cell.runs]
+    assert {cell.method for cell in cells} == SECTIONS.keys()
+    spread = {
+        f"{cell.method}; {cell.offload}": case.spread(
+            SECTIONS[cell.method], "ddp 2", 3, **parallel_of(cell, tmp_path / str(number))
+        )
+        for number, cell in enumerate(cells)
+    }
+    wanted = run_ranks(1, train_recipes, plain)[0]
+    for name, found in run_ranks(2, train_recipes, spread, timeout=BUILDING)[0].items():
+        assert_equal(found, wanted[name.split(";")[0]], 1e-4, name)
+
+
+def parallel_of(cell: strategies.Cell, disk: Path) -> dict[str, Any]:
+    """The parallel section of a cell, on two processes."""
+    made = strategies.STRATEGIES[cell.strategy] | strategies.OFFLOADS[cell.offload]
+    if "offload_dir" in made:
+        made["offload_dir"] = str(disk)
+    if made["strategy"] == "deepspeed":
+        zeroed = zero(made["zero_stage"])
+        if "offload_dir" in made:
+            del zeroed["deepspeed_config"]["zero_optimization"]["sub_group_size"]
+        return zeroed | made
+    return made | ({"shard_size": 2} if made["strategy"] == "fsdp" else {})
 
 
 @pytest.mark.slow
@@ -123,6 +161,38 @@ def test_saved_weights_load_elsewhere(tmp_path: Path, tied: bool) -> None:
             )  # fmt: skip
     trained = run_ranks(2, train_and_save, recipes, str(tmp_path), timeout=BUILDING)[0]
     assert_loads(tmp_path, methods, trained)
+
+
+BIG = {  # a matrix of it is swapped, and begins at no multiple of 512 bytes behind another one
+    "hidden_size": 774, "intermediate_size": 1030, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 130,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_optimizer_states_on_a_disk(tmp_path: Path) -> None:
+    """What is really swapped trains and resumes as in memory; DeepSpeed's own sub-groups would not."""
+    model = make_model(tmp_path / "model", **BIG)
+    chats = str(write_chats(tmp_path / "chats.jsonl", 14))
+    curves_of: dict[str, dict[str, Any]] = {"memory": {}, "disk": {}, "disk, params in host memory": {}}
+    for name in curves_of:
+        made = recipe(model, Path(chats), "deepspeed")
+        made["method"] = {"type": "full"}
+        folder = {"offload_dir": str(tmp_path / name.replace(" ", "-"))} if name != "memory" else {}
+        made["parallel"] |= zero(3, "params" if "params" in name else "optimizer", **folder)
+        del made["parallel"]["deepspeed_config"]["zero_optimization"]["sub_group_size"]
+        curves_of[name] = made
+    wanted = run_ranks(2, curves, curves_of, str(tmp_path / "whole"), timeout=BUILDING)[0]
+    for name, folder in (("disk", "disk"), ("disk, params in host memory", "disk,-params-in-host-memory")):
+        assert wanted[name] == [(rows, pytest.approx(loss, rel=1e-6)) for rows, loss in wanted["memory"]]
+        swapped = list((tmp_path / folder).rglob("*.swp"))
+        assert sum(file.stat().st_size for file in swapped) > 2**26
+    run_ranks(2, curves, curves_of, str(tmp_path / "part"), 3)
+    for size in (2, 1):
+        shutil.copytree(tmp_path / "part", tmp_path / str(size))
+        found = run_ranks(size, curves, curves_of, str(tmp_path / str(size)))[0]
+        for name in curves_of:
+            assert [loss for _, loss in found[name]] == pytest.approx([loss for _, loss in wanted[name][3:]], rel=1e-5)
 
 
 @pytest.mark.slow

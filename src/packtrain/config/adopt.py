@@ -210,21 +210,23 @@ class _Adoption:
             raise self._wrong(f"{kind}.enabled", what, "set it to auto, or remove one of the two")
 
     def _offload(self, zero: Json) -> None:
-        places = [(zero.get(part) or {}) for part in ("offload_optimizer", "offload_param")]
-        devices = [place.get("device", "none") for place in places]
-        for part, device in zip(("offload_optimizer", "offload_param"), devices, strict=True):
-            if device not in ("none", "cpu", "nvme"):
-                raise self._wrong(f"zero_optimization.{part}.device", f"is {device!r}", "give none, cpu or nvme")
-        if not any(place.get("device") for place in places):
-            return
-        part = "offload_param" if devices[1] != "none" else "offload_optimizer"
-        level = "params" if devices[1] != "none" else "optimizer" if devices[0] != "none" else "none"
-        self._take(f"zero_optimization.{part}.device", level, "parallel", "offload")
-        folders = {place.get("nvme_path") for place in places if place.get("device") == "nvme"}
-        if folders:
-            if len(folders) > 1 or None in folders:
-                raise self._wrong(f"zero_optimization.{part}.nvme_path", "is missing or not one folder", "give one")
-            self._take(f"zero_optimization.{part}.nvme_path", folders.pop(), "parallel", "offload_dir")
+        optimizer, params = ((zero.get(part) or {}) for part in ("offload_optimizer", "offload_param"))
+        if optimizer.get("device", "none") not in ("none", "cpu", "nvme"):
+            where, given = "zero_optimization.offload_optimizer.device", optimizer["device"]
+            raise self._wrong(where, f"is {given!r}", "give none, cpu or nvme")
+        if params.get("device", "none") not in ("none", "cpu"):
+            what = f"is {params['device']!r}, and DeepSpeed runs out of buffers when it swaps parameters to a disk"
+            raise self._wrong("zero_optimization.offload_param.device", what, "set it to cpu or none")
+        if params.get("device", "none") != "none":
+            self._take("zero_optimization.offload_param.device", "params", "parallel", "offload")
+        elif "device" in optimizer:
+            level = "none" if optimizer["device"] == "none" else "optimizer"
+            self._take("zero_optimization.offload_optimizer.device", level, "parallel", "offload")
+        if optimizer.get("device") == "nvme":
+            where = "zero_optimization.offload_optimizer.nvme_path"
+            if not isinstance(optimizer.get("nvme_path"), str):
+                raise self._wrong(where, f"is {optimizer.get('nvme_path')!r}", "give a folder on an NVMe disk")
+            self._take(where, optimizer["nvme_path"], "parallel", "offload_dir")
 
     def _optimizer(self) -> None:
         found = self._object("optimizer")

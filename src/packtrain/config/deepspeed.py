@@ -7,6 +7,7 @@ its ``auto`` replaced by ``settle``. ``engine_config`` joins recipe and rest aga
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from packtrain.config.facts import ModelFacts
@@ -15,11 +16,14 @@ from packtrain.config.schema import Recipe
 Json = dict[str, Any]
 
 
-def settle(own: Json | None, stage: int, model: ModelFacts) -> Json:
+def settle(own: Json | None, stage: int, model: ModelFacts, on_disk: bool = False) -> Json:
     """What DeepSpeed alone decides, with every ``auto`` and every gap filled in for this stage and model.
 
     A bucket holds the gradients, and what is fetched ahead the parameters, of one block: enough to hide a collective
     behind a block's arithmetic, and no more memory than that.
+
+    Args:
+        on_disk: optimizer states are swapped to an NVMe disk.
     """
     own = own or {}
     tables = 2 * model.vocabulary * model.hidden
@@ -35,6 +39,10 @@ def settle(own: Json | None, stage: int, model: ModelFacts) -> Json:
             "stage3_prefetch_bucket_size": bucket, "stage3_param_persistence_threshold": 10 * model.hidden,
             "stage3_max_live_parameters": int(1e9), "stage3_max_reuse_distance": int(1e9), "sub_group_size": int(1e9),
         }  # fmt: skip
+    if on_disk:
+        # Gradients that begin at no multiple of 512 bytes of their sub-group are lost by DeepSpeed 0.19.8 in silence;
+        # in a sub-group for each parameter they begin at 0.
+        zero["sub_group_size"] = 1
     return {
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -75,8 +83,13 @@ def _places(recipe: Recipe) -> Json:
     """Where optimizer states and parameters lie."""
     parallel = recipe.parallel
     host: Json = {"device": "cpu", "pin_memory": recipe.launch.device == "cuda"}
+    disk = host | ({"device": "nvme", "nvme_path": swap_folder(recipe)} if parallel.offload_dir else {})
     if parallel.offload == "none":
         return {}
-    if parallel.offload == "optimizer":
-        return {"offload_optimizer": host}
-    return {"offload_optimizer": host, "offload_param": dict(host)}
+    return {"offload_optimizer": disk} | ({"offload_param": host} if parallel.offload == "params" else {})
+
+
+def swap_folder(recipe: Recipe) -> str:
+    """Where this run swaps to: two runs in one folder would overwrite each other's weights."""
+    assert recipe.parallel.offload_dir is not None
+    return str(Path(recipe.parallel.offload_dir).expanduser().absolute() / recipe.output.name)

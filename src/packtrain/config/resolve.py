@@ -61,7 +61,7 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
         parallel.zero_stage = stage = zero_stage(recipe, facts)
         own = parallel.deepspeed_config
         assert not isinstance(own, str), "adopt comes first"
-        parallel.deepspeed_config = settle(own, stage, facts.model)
+        parallel.deepspeed_config = settle(own, stage, facts.model, parallel.offload_dir is not None)
     else:
         parallel.zero_stage = 0
     if parallel.shard_size == "auto":

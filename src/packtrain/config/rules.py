@@ -224,8 +224,7 @@ def _offload_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
 
 def _deepspeed_missing(recipe: Recipe, facts: Facts) -> Broken:
     if recipe.parallel.strategy == "deepspeed" and not facts.deepspeed:
-        mend = "run `DS_BUILD_OPS=0 pip install --no-build-isolation 'packtrain[deepspeed]'`, or choose fsdp"
-        return "the package deepspeed is not installed", mend
+        return "the package deepspeed is not installed", "run `pip install 'packtrain[deepspeed]'`, or choose fsdp"
     return None
 
 
@@ -248,9 +247,27 @@ def _zero_offload(recipe: Recipe, facts: Facts) -> Broken:
         return None
     stage = zero_stage(recipe, facts)
     if stage == 0:
-        return f"offload {parallel.offload} with ZeRO-0, which shards nothing", "set parallel.zero_stage to 2 or 3"
+        mend = f"set parallel.zero_stage to {'2 or 3' if parallel.offload == 'optimizer' else '3'}"
+        return f"offload {parallel.offload} with ZeRO-0, which shards nothing", mend
     if stage < 3 and parallel.offload == "params":
         return f"offload params with ZeRO-{stage}, which keeps them whole", "set parallel.zero_stage to 3"
+    return None
+
+
+def _zero_disk(recipe: Recipe, facts: Facts) -> Broken:
+    parallel = recipe.parallel
+    if parallel.strategy != "deepspeed" or parallel.offload_dir is None:
+        return None
+    if parallel.offload == "none":
+        return "a folder to swap to, and nothing is offloaded", "set parallel.offload to optimizer or params"
+    if zero_stage(recipe, facts) < 3:
+        what = f"ZeRO-{zero_stage(recipe, facts)} never swaps to a disk"
+        return what, "set parallel.zero_stage to 3, or leave offload_dir out"
+    own = parallel.deepspeed_config
+    given = own.get("zero_optimization", {}).get("sub_group_size", 1) if isinstance(own, dict) else 1
+    if given != 1:
+        what = f"DeepSpeed loses gradients in silence when it swaps sub-groups of {given:g} elements"
+        return what, "remove sub_group_size from parallel.deepspeed_config"
     return None
 
 
@@ -373,6 +390,7 @@ RULES: tuple[Rule, ...] = (
     Rule("train.optimizer", "error", _zero_optimizer),
     Rule("parallel.compile", "error", _zero_compile),
     Rule("parallel.offload", "error", _zero_offload),
+    Rule("parallel.offload_dir", "error", _zero_disk),
     Rule("parallel.offload", "error", _offload_needs_fsdp),
     Rule("parallel.offload", "error", _offload_bf16),
     Rule("parallel.offload_activations", "error", _offload_activations),

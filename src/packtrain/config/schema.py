@@ -183,7 +183,8 @@ class ParallelSection(Section):
         "on. params: the sharded parameters and gradients too; each block's are copied to the GPU when it runs.",
     )
     offload_dir: str | None = Field(
-        None, description="deepspeed: a folder on an NVMe disk where the offloaded lies instead of in host memory."
+        None,
+        description="deepspeed, ZeRO-3: a folder on an NVMe disk for the offloaded optimizer states.",
     )
     offload_activations: bool = Field(
         False, description="Keep the inputs of recomputed blocks in host memory until the backward pass."

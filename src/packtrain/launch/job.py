@@ -16,4 +16,5 @@ def run(folder: Path, recipe: Recipe, world: World, stop: Stop) -> bool:
     result = train(folder, recipe, world, stop)
     if not result.stopped:
         save_final(result.session)
+    result.session.built.strategy.close()
     return not result.stopped

@@ -11,8 +11,9 @@ from typing import TextIO
 from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
-from packtrain.launch import group
+from packtrain.launch import group, native
 from packtrain.launch.folder import RunFolder, write_json, write_text
+from packtrain.models.locate import model_folder
 
 
 def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
@@ -32,10 +33,10 @@ def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
 def prepare(recipe: Recipe) -> None:
     """Fetch the model if it must be fetched, and bring the data into the cache."""
     from packtrain.data import prepare_data
-    from packtrain.models.locate import model_folder
 
     folder = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
+    native.build(recipe, native.say)
     shown = _RowCount(sys.stderr)
     length, seed = recipe.data.max_length, recipe.train.seed
     data = prepare_data(recipe.data, folder, length, seed, shown, recipe.model.add_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -111,12 +112,19 @@ class Zero(Strategy):
         scaler = self.engine.optimizer.loss_scaler if self.compute_dtype == torch.float16 else None
         return scaler is not None and scaler.dynamic and scaler.cur_scale > scaler.min_scale and norm == float("inf")
 
+    def close(self) -> None:
+        for part in ("offload_optimizer", "offload_param"):
+            folder = self.config["zero_optimization"].get(part, {}).get("nvme_path")
+            if folder and self.world.local_rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def traffic(self, micro_batches: int) -> Traffic | None:
         return None
 
     def describe(self) -> str:
         kept = ("nothing", "optimizer states", "optimizer states and gradients", "the model and its optimizer states")
-        return f"{kept[self.stage]} sharded over {self.world.size} processes (DeepSpeed, ZeRO-{self.stage})"
+        processes = f"{self.world.size} process{'es' if self.world.size > 1 else ''}"
+        return f"{kept[self.stage]} sharded over {processes} (DeepSpeed, ZeRO-{self.stage})"
 
 
 class _Zeros:

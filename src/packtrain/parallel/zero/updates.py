@@ -6,7 +6,8 @@ a checkpoint is sharded, free of pickle and of the number of processes, and whol
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,6 +54,7 @@ class ZeroUpdates(Updates):
         self.trained = {id(parameter) for _, parameter in named}
         self.step_count = torch.zeros((), dtype=torch.float64)
         self.scaler = torch.zeros(len(_SCALER), dtype=torch.float64)
+        self.read: dict[str, Any] = {}
         self._set_step(0)  # stage 0 has made a step of zero gradients
 
     def apply(self, learning_rate: float) -> None:
@@ -71,7 +73,8 @@ class ZeroUpdates(Updates):
         for name, parameter in self.named:
             state[f"model/{name}"] = self._part(parameter)
             state |= {f"optimizer/{name}/{moment}": self._part(parameter, moment) for moment in _MOMENTS}
-        self.step_count.fill_(max((float(s["step"]) for s in self.optimizer.state.values()), default=0.0))
+        self.read = {name: state[name] for name in state if self._swaps}
+        self.step_count.fill_(max((float(s["step"]) for s in self.optimizer.state.values() if s), default=0.0))
         state["optimizer/step"] = self.step_count
         if self.engine.fp16_enabled():
             self.scaler.copy_(torch.tensor([float(getattr(self.zero.loss_scaler, key)) for key in _SCALER]))
@@ -80,7 +83,6 @@ class ZeroUpdates(Updates):
 
     @torch.no_grad()
     def loaded(self) -> None:
-        self._set_step(int(self.step_count))
         if self.engine.fp16_enabled():
             for key, value in zip(_SCALER, self.scaler.tolist(), strict=True):
                 setattr(self.zero.loss_scaler, key, value if key == "cur_scale" else int(value))
@@ -91,21 +93,70 @@ class ZeroUpdates(Updates):
             self.zero.update_lp_params()
         else:
             for group in range(len(self.zero.fp16_groups)):
-                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+                with self._in_memory(group, write=True):
+                    self._write_back(group)
+                    self.zero._reassign_or_swap_out_partitioned_parameters(group)
             if kept := self.zero.persistent_parameters:
                 kept[0].all_gather(kept)
+        self._set_step(int(self.step_count))
 
     def _part(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
-        """This rank's part of a parameter's fp32 weights, or of one of AdamW's moments of it."""
+        """This rank's part of a parameter's fp32 weights, or of one of AdamW's moments of it.
+
+        In place, but for what is swapped to a disk: that is a copy.
+        """
         place = self._range(parameter)
         shape = getattr(parameter, "ds_shape", parameter.shape)
         if place.flat is None:
             return FlatShard(shape, 0, torch.empty(0, device=next(iter(self._flats())).device))
-        whole = place.flat if moment is None else self.optimizer.state[place.flat][moment]
         if self.stage == 0:
-            return whole.detach()
-        local = whole.detach().view(-1)[place.offset : place.offset + place.count]
-        return FlatShard(shape, place.start, local)
+            return (place.flat if moment is None else self.optimizer.state[place.flat][moment]).detach()
+        group = self._group(parameter)
+        with self._in_memory(group):
+            whole = place.flat if moment is None else self.optimizer.state[place.flat].get(moment)
+            if whole is None:  # swapped out before a first step: there are no moments yet
+                return FlatShard(shape, place.start, torch.zeros(place.count))
+            local = whole.detach().view(-1)[place.offset : place.offset + place.count]
+            return FlatShard(shape, place.start, local.clone() if self._is_swapped(group) else local)
+
+    def _write_back(self, group: int) -> None:
+        """Copy what ``state`` gave of a swapped group, and loading has changed, to where it came from."""
+        if not self._is_swapped(group):
+            return
+        for name, parameter in self.named:
+            if self._group(parameter) != group:
+                continue
+            place = self._range(parameter)
+            assert place.flat is not None
+            self._allocate(place.flat)
+            for moment in (None, *_MOMENTS):
+                key = f"model/{name}" if moment is None else f"optimizer/{name}/{moment}"
+                whole = place.flat if moment is None else self.optimizer.state[place.flat][moment]
+                whole.detach().view(-1)[place.offset : place.offset + place.count].copy_(self.read[key].local)
+
+    def _group(self, parameter: Any) -> int:
+        """Stage 3: the sub-group of a parameter."""
+        return int(self.zero.grad_position[self.zero.get_param_id(parameter)][0]) if self.stage == 3 else 0
+
+    @property
+    def _swaps(self) -> bool:
+        return self.stage == 3 and self.zero.swap_optimizer
+
+    def _is_swapped(self, group: int) -> bool:
+        return bool(self._swaps and self.zero._swappable_optimizer_subgroup(group))
+
+    @contextmanager
+    def _in_memory(self, group: int, write: bool = False) -> Iterator[None]:
+        """Read a swapped sub-group from the disk; ``write``: and back to it afterwards."""
+        if not self._is_swapped(group):
+            yield
+            return
+        self.zero._optimizer_states_and_gradient_swap_in(group)
+        yield
+        if write:
+            self.zero._optimizer_states_and_gradient_swap_out(group)
+        else:
+            self.zero._release_swap_buffers(group)
 
     def _range(self, parameter: Any) -> Range:
         if self.stage == 0:
@@ -116,9 +167,10 @@ class ZeroUpdates(Updates):
             first = dist.get_rank() * len(flat) - offset  # of this rank's flat tensor, counted in the parameter
             start, end = max(first, 0), min(first + len(flat), parameter.numel())
             return Range(flat, start - first, end - start, start) if start < end else Range(None, 0, 0, 0)
-        group, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
-        own = shard_of(parameter)
-        return Range(self.zero.fp32_partitioned_groups_flat[group], offset, len(own.local), own.start)
+        group, offset, count = self.zero.grad_position[self.zero.get_param_id(parameter)]
+        start = dist.get_rank() * count
+        own = min(max(parameter.ds_numel - start, 0), count)  # the last ranks may hold padding
+        return Range(self.zero.fp32_partitioned_groups_flat[group], offset, own, min(start, parameter.ds_numel))
 
     @cached_property
     def _offsets(self) -> dict[int, tuple[int, int]]:
@@ -147,14 +199,15 @@ class ZeroUpdates(Updates):
         return self.zero.single_partition_of_fp32_groups if self.stage < 3 else self.zero.fp32_partitioned_groups_flat
 
     def _allocate(self, flat: torch.Tensor) -> None:
-        """The states that an optimizer makes in its first step."""
-        if not self.optimizer.state[flat]:
+        """The states that an optimizer makes in its first step; of what is swapped out, when it is in memory."""
+        if flat.numel() and not self.optimizer.state[flat]:
             moments = {moment: torch.zeros_like(flat) for moment in _MOMENTS}
             self.optimizer.state[flat] = {"step": self._step_of(0, flat), **moments}
 
     def _set_step(self, count: int) -> None:
         for flat, state in self.optimizer.state.items():
-            state["step"] = self._step_of(count, flat)
+            if state:
+                state["step"] = self._step_of(count, flat)
 
     def _step_of(self, count: int, flat: torch.Tensor) -> Any:
         """torch's AdamW counts in a tensor, DeepSpeed's in a number."""

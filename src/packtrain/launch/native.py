@@ -1,0 +1,73 @@
+"""What DeepSpeed compiles, once and before any process waits for another: its ranks would time out meanwhile.
+
+AdamW in host memory is not among it: torch's own fused one needs no compiler and is as fast as DeepSpeed's
+(docs/deepspeed.md).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+from packtrain.config.deepspeed import swap_folder
+from packtrain.config.schema import Recipe
+from packtrain.errors import UserError
+
+_BUILD = """
+import sys
+from deepspeed.ops import op_builder
+from deepspeed.accelerator import get_accelerator
+for name in sys.argv[1:]:
+    get_accelerator().create_op_builder(name).load(verbose=False)
+"""
+_SHARED_MEMORY, _DISK = "ShareMemCommBuilder", "AsyncIOBuilder"
+
+
+def say(message: str) -> None:
+    print(f"packtrain: {message}", file=sys.stderr, flush=True)
+
+
+def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
+    """Compile what this recipe's DeepSpeed needs and this machine lacks; torch's extensions folder keeps it.
+
+    Raises:
+        UserError: it cannot be compiled here, or the folder to swap to cannot be made.
+    """
+    if recipe.parallel.strategy != "deepspeed":
+        return
+    if recipe.launch.device == "cpu":
+        _build(_SHARED_MEMORY, recipe.launch.device, tell, UserError(
+            "parallel.strategy", "on a CPU, DeepSpeed compiles its collectives, which failed",
+            "install g++ and ninja, or set parallel.strategy to fsdp",
+        ))  # fmt: skip
+    if recipe.parallel.offload_dir:
+        _build(_DISK, recipe.launch.device, tell, UserError(
+            "parallel.offload_dir", "DeepSpeed's access to disks cannot be compiled",
+            "install libaio-dev, g++ and ninja, or leave offload_dir out",
+        ))  # fmt: skip
+        try:
+            os.makedirs(swap_folder(recipe), exist_ok=True)
+        except OSError as error:
+            what = f"{recipe.parallel.offload_dir} cannot be written ({error.strerror})"
+            raise UserError("parallel.offload_dir", what, "give a folder you may write to") from error
+
+
+def _build(name: str, device: str, tell: Callable[[str], None], failed: UserError) -> None:
+    environment = os.environ | {"DS_ACCELERATOR": device, "DS_LOG_LEVEL": "error"}
+    running = subprocess.Popen(
+        [sys.executable, "-c", _BUILD, name],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = running.communicate(timeout=15)  # what is built already loads in a few seconds
+    except subprocess.TimeoutExpired:
+        tell("DeepSpeed compiles a part of itself, once; this takes some minutes")
+        output, _ = running.communicate()
+    if running.returncode:
+        reason = next((line for line in reversed(output.splitlines()) if "Error" in line or "error" in line), "")
+        raise UserError(failed.where, f"{failed.what} ({reason.strip()[:200]})" if reason else failed.what, failed.mend)
