@@ -79,7 +79,7 @@ def _trained_logits(
     built.model.eval()
     found = []
     for row in rows:
-        with torch.autocast(world.device.type, DTYPES[recipe.train.precision], recipe.train.precision == "bf16"):
+        with torch.autocast(world.device.type, DTYPES[recipe.train.precision], recipe.train.precision != "fp32"):
             found.append(built.model.logits(row[None].to(world.device))[0].float().cpu())
     return found
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from packtrain.config.deepspeed import swap_folder
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError
 
@@ -48,7 +47,7 @@ def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
             "install libaio-dev, g++ and ninja, or leave offload_dir out",
         ))  # fmt: skip
         try:
-            os.makedirs(swap_folder(recipe), exist_ok=True)
+            os.makedirs(os.path.expanduser(recipe.parallel.offload_dir), exist_ok=True)
         except OSError as error:
             what = f"{recipe.parallel.offload_dir} cannot be written ({error.strerror})"
             raise UserError("parallel.offload_dir", what, "give a folder you may write to") from error
