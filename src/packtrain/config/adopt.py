@@ -15,37 +15,46 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from packtrain.config.load import read_text
+from packtrain.config.load import expected, read_text
 from packtrain.config.schema import Recipe, Section
 from packtrain.errors import UserError, nearest
 
 Json = dict[str, Any]
 
 # What DeepSpeed alone decides, handed on as it is given.
-_FLAGS = frozenset({
+_KINDS = {"flag": "true or false", "number": "a number from 0 on", "dtype": "fp32, fp16 or bf16"}
+_ZERO = dict.fromkeys((
     "allgather_partitions", "overlap_comm", "reduce_scatter", "contiguous_gradients", "round_robin_gradients",
     "stage3_gather_16bit_weights_on_model_save", "memory_efficient_linear", "use_multi_rank_bucket_allreduce",
     "ignore_unused_parameters", "log_trace_cache_warnings", "stage3_use_all_reduce_for_fetch_params",
     "stage3_allgather_sequential",
-})  # fmt: skip
-_SIZES = frozenset({
+), "flag") | dict.fromkeys((
     "allgather_bucket_size", "reduce_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
     "stage3_module_granularity_threshold",
-})  # fmt: skip
-_OFFLOAD = frozenset({"pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write"})
-_LOSS_SCALE = frozenset({
-    "loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale", "consecutive_hysteresis",
-})  # fmt: skip
-_HANDED_ON = frozenset({
-    "steps_per_print", "wall_clock_breakdown", "dump_state", "prescale_gradients", "gradient_predivide_factor",
-    "communication_data_type", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "aio",
-    "memory_breakdown", "comms_logger",
-})  # fmt: skip
-_OWNED = frozenset({
+), "number")  # fmt: skip
+_OFFLOAD = dict.fromkeys(("pin_memory", "pipeline_read", "pipeline_write"), "flag") | dict.fromkeys(
+    ("buffer_count", "buffer_size", "max_in_cpu"), "number"
+)
+_LOSS_SCALE = dict.fromkeys(
+    ("loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale"), "number"
+) | {"consecutive_hysteresis": "flag"}
+_AIO = dict.fromkeys(("block_size", "queue_depth", "intra_op_parallelism"), "number") | dict.fromkeys(
+    ("single_submit", "overlap_events"), "flag"
+)
+_FLAGS = (
+    "wall_clock_breakdown", "dump_state", "prescale_gradients", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "memory_breakdown",
+)  # fmt: skip
+_HANDED_ON = dict.fromkeys(_FLAGS, "flag") | {
+    "steps_per_print": "number",
+    "gradient_predivide_factor": "number",
+    "communication_data_type": "dtype",
+}
+_OWNED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
-    "fp16", "optimizer", "scheduler", "zero_optimization",
-})  # fmt: skip
+    "fp16", "optimizer", "scheduler", "zero_optimization", "aio",
+)  # fmt: skip
 _ELSEWHERE = {
     "activation_checkpointing": "parallel.recompute", "amp": "train.precision", "torch_autocast": "train.precision",
     "tensorboard": "log.to", "wandb": "log.to", "csv_monitor": "log.to", "flops_profiler": "log.every",
@@ -107,14 +116,15 @@ class _Adoption:
         self._offload(zero)
         self._optimizer()
         self._scheduler()
-        left: Json = {key: value for key, value in self.values.items() if key in _HANDED_ON and value != "auto"}
-        left["zero_optimization"] = {key: zero[key] for key in zero if key in _FLAGS | _SIZES and zero[key] != "auto"}
+        left = _given(self.values, _HANDED_ON)
+        left["zero_optimization"] = _given(zero, _ZERO)
         for part in ("offload_optimizer", "offload_param"):
-            extra = {key: v for key, v in (zero.get(part) or {}).items() if key in _OFFLOAD and v != "auto"}
-            if extra:
+            if extra := _given(zero.get(part) or {}, _OFFLOAD):
                 left["zero_optimization"][part] = extra
-        scaling = {key: v for key, v in self._object("fp16").items() if key in _LOSS_SCALE and v != "auto"}
-        return left | ({"fp16": scaling} if scaling else {})
+        for part, kinds in (("fp16", _LOSS_SCALE), ("aio", _AIO)):
+            if extra := _given(self._object(part), kinds):
+                left[part] = extra
+        return left
 
     def _object(self, key: str) -> Json:
         value = self.values.get(key) or {}
@@ -122,33 +132,46 @@ class _Adoption:
             raise self._wrong(key, f"is {value!r}", "give an object")
         return value
 
+    def _params(self, section: str) -> Json:
+        params = self._object(section).get("params") or {}
+        if not isinstance(params, dict):
+            raise self._wrong(f"{section}.params", f"is {params!r}", "give an object")
+        return params
+
     def _wrong(self, key: str, what: str, mend: str) -> UserError:
         return UserError(f"{self.name}: {key}", what, mend)
 
     def _known_keys(self, zero: Json) -> None:
-        own = _FLAGS | _SIZES | {"stage", "offload_optimizer", "offload_param"}
+        """Every key is known, and what is handed on has a value of its kind."""
         for key in self.values:
             if key in _ELSEWHERE:
                 raise self._wrong(key, "is decided by the recipe", f"remove it and set {_ELSEWHERE[key]}")
-            self._known(key, key, _HANDED_ON | _OWNED)
-        for key, value in zero.items():
-            where = f"zero_optimization.{key}"
-            self._known(where, key, own)
-            if key in _FLAGS and value not in (True, False, "auto"):
-                raise self._wrong(where, f"is {value!r}", "give true, false or auto")
-            if key in _SIZES and value != "auto" and (not _is_number(value) or value < 0):
-                raise self._wrong(where, f"is {value!r}", "give a number from 0 on, or auto")
+        self._check("", self.values, _HANDED_ON, _OWNED)
+        self._check("zero_optimization.", zero, _ZERO, ("stage", "offload_optimizer", "offload_param"))
         for part in ("offload_optimizer", "offload_param"):
-            if not isinstance(zero.get(part, {}) or {}, dict):
-                raise self._wrong(f"zero_optimization.{part}", f"is {zero[part]!r}", "give an object with a device")
-            for key in zero.get(part) or {}:
-                self._known(f"zero_optimization.{part}.{key}", key, _OFFLOAD | {"device", "nvme_path"})
-        for key in self._object("fp16"):
-            self._known(f"fp16.{key}", key, _LOSS_SCALE | {"enabled", "auto_cast"})
-        for key in self._object("bf16"):
-            self._known(f"bf16.{key}", key, frozenset({"enabled"}))
+            place = zero.get(part) or {}
+            if not isinstance(place, dict):
+                raise self._wrong(f"zero_optimization.{part}", f"is {place!r}", "give an object with a device")
+            self._check(f"zero_optimization.{part}.", place, _OFFLOAD, ("device", "nvme_path"))
+        self._check("fp16.", self._object("fp16"), _LOSS_SCALE | {"enabled": "flag"}, ("auto_cast",))
+        self._check("bf16.", self._object("bf16"), {"enabled": "flag"})
+        self._check("aio.", self._object("aio"), _AIO)
 
-    def _known(self, where: str, key: str, known: frozenset[str] | set[str]) -> None:
+    def _check(self, where: str, values: Json, kinds: dict[str, str], others: tuple[str, ...] = ()) -> None:
+        for key, value in values.items():
+            self._known(where + key, key, {*kinds, *others})
+            kind = kinds.get(key)
+            fits = {
+                None: True,
+                "flag": isinstance(value, bool),
+                "number": _is_number(value) and value >= 0,
+                "dtype": value in ("fp32", "fp16", "bf16"),
+            }
+            if value is not None and value != "auto" and not fits[kind]:
+                assert kind is not None
+                raise self._wrong(where + key, f"is {value!r}", f"give {_KINDS[kind]}, or auto")
+
+    def _known(self, where: str, key: str, known: set[str]) -> None:
         if key not in known:
             guess = nearest(key, known)
             mend = f"did you mean '{guess}'" if guess else "remove it"
@@ -168,7 +191,7 @@ class _Adoption:
         try:
             setattr(section, field, wanted)
         except ValidationError as error:
-            raise self._wrong(where, f"is {value!r}", error.errors()[0]["msg"].lower()) from None
+            raise self._wrong(where, f"is {value!r}", f"give {expected(error)}") from None
 
     def _batches(self) -> None:
         micro: Any = self.values.get("train_micro_batch_size_per_gpu")
@@ -232,7 +255,7 @@ class _Adoption:
         found = self._object("optimizer")
         if not found:
             return
-        kind, params = found.get("type"), found.get("params") or {}
+        kind, params = found.get("type"), self._params("optimizer")
         if kind not in ("AdamW", "Adam") or params.get("adam_w_mode") is False:
             raise self._wrong("optimizer.type", f"is {kind!r}, and Packtrain trains with AdamW", "set it to AdamW")
         fields = {"lr": "learning_rate", "eps": "epsilon", "weight_decay": "weight_decay"}
@@ -248,7 +271,7 @@ class _Adoption:
                 self._take("optimizer.params.betas", value, "train", field)
 
     def _scheduler(self) -> None:
-        params = self._object("scheduler").get("params") or {}
+        params = self._params("scheduler")
         literal = [key for key, value in params.items() if value != "auto"]
         if literal:
             what = f"is {params[literal[0]]!r}, and the schedule is the recipe's"
@@ -256,5 +279,10 @@ class _Adoption:
             raise self._wrong(f"scheduler.params.{literal[0]}", what, mend)
 
 
+def _given(values: Json, kinds: dict[str, str]) -> Json:
+    """What a file says itself of the settings of these kinds."""
+    return {key: value for key, value in values.items() if key in kinds and value not in (None, "auto")}
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

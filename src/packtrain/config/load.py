@@ -147,8 +147,16 @@ def _sentence(
     if fault["type"] == "missing":
         return UserError(where, "is missing", f"give {key}")
     value = fault["input"]
-    expected = listed(dict.fromkeys(_expectation(f) for f in same))
-    return UserError(where, f"{value!r} is not allowed", f"give {expected}")
+    return UserError(where, f"{value!r} is not allowed", f"give {_listed(same)}")
+
+
+def expected(error: ValidationError) -> str:
+    """What one setting takes, from the error that another value caused."""
+    return _listed(error.errors(include_url=False))
+
+
+def _listed(faults: list[ErrorDetails]) -> str:
+    return listed(dict.fromkeys(_expectation(fault) for fault in faults))
 
 
 def _real_location(fault: ErrorDetails, values: Any) -> Location:

@@ -147,6 +147,21 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "micro text": ({"train_micro_batch_size_per_gpu": "two"}, ("train_micro_batch_size_per_gpu", "'two'")),
     "rounds": ({"gradient_accumulation_steps": 0}, ("gradient_accumulation_steps", "0")),
     "clipping": ({"gradient_clipping": -1}, ("gradient_clipping", "-1")),
+    "optimizer a number": ({"optimizer": 3}, ("optimizer", "3", "object")),
+    "params a list": ({"optimizer": {"type": "AdamW", "params": [1]}}, ("optimizer.params", "[1]", "object")),
+    "scheduler a list": ({"scheduler": {"params": [1]}}, ("scheduler.params", "[1]")),
+    "enabled a word": ({"fp16": {"enabled": "yes"}}, ("fp16.enabled", "'yes'", "true or false")),
+    "aio": ({"aio": 3}, ("aio", "3", "object")),
+    "aio inside": ({"aio": {"block_size": "big"}}, ("aio.block_size", "'big'", "number")),
+    "prints": ({"steps_per_print": "x"}, ("steps_per_print", "'x'", "number")),
+    "scale": ({"fp16": {"loss_scale": "big"}}, ("fp16.loss_scale", "'big'")),
+    "not finite": ({"zero_optimization": {"reduce_bucket_size": float("inf")}}, ("reduce_bucket_size", "inf")),
+    "pinned": ({"zero_optimization": {"offload_param": {"device": "cpu", "pin_memory": 1}}}, ("pin_memory", "1")),
+    "communication": ({"communication_data_type": "int8"}, ("communication_data_type", "'int8'", "bf16")),
+    "params on a disk": (
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
+        ("offload_param.device", "nvme", "cpu"),
+    ),
     "no nvme path": ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, ("nvme_path",)),
 }  # fmt: skip
 
