@@ -96,9 +96,10 @@ class Zero(Strategy):
         if self.stage < 3:
             norm = zero.scaled_global_norm()
         else:
-            norm = torch.linalg.vector_norm(torch.stack([n.float().cpu() for n in zero._get_norm_groups()]))
+            groups = torch.stack([norm.float().cpu() for norm in zero._get_norm_groups()])
+            norm = torch.where((groups >= 0).all(), torch.linalg.vector_norm(groups), -1.0)
         # DeepSpeed marks a norm that is not finite by a negative number.
-        return torch.where(norm >= 0, norm / self._scale, torch.full_like(norm, torch.inf)).to(self.world.device)
+        return torch.where(norm >= 0, norm / self._scale, torch.inf).to(self.world.device)
 
     @property
     def _scale(self) -> float:
