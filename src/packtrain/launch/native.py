@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError
@@ -32,10 +33,13 @@ def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
     """Compile what this recipe's DeepSpeed needs and this machine lacks; torch's extensions folder keeps it.
 
     Raises:
-        UserError: it cannot be compiled here, or the folder to swap to cannot be made.
+        UserError: DeepSpeed is missing, it cannot be compiled here, or the folder to swap to cannot be made.
     """
     if recipe.parallel.strategy != "deepspeed":
         return
+    if find_spec("deepspeed") is None:  # the rules have said so, but not to a run that is resumed elsewhere
+        mend = "run `pip install 'packtrain[deepspeed]'`"
+        raise UserError("parallel.strategy", "the package deepspeed is not installed", mend)
     if recipe.launch.device == "cpu":
         _build(_SHARED_MEMORY, recipe.launch.device, tell, UserError(
             "parallel.strategy", "on a CPU, DeepSpeed compiles its collectives, which failed",
