@@ -21,36 +21,51 @@ from packtrain.errors import UserError, nearest
 
 Json = dict[str, Any]
 
-# What DeepSpeed alone decides, handed on as it is given.
-_KINDS = {"flag": "true or false", "number": "a number from 0 on", "dtype": "fp32, fp16 or bf16"}
-_ZERO = dict.fromkeys((
-    "allgather_partitions", "overlap_comm", "reduce_scatter", "contiguous_gradients", "round_robin_gradients",
-    "stage3_gather_16bit_weights_on_model_save", "memory_efficient_linear", "use_multi_rank_bucket_allreduce",
-    "ignore_unused_parameters", "log_trace_cache_warnings", "stage3_use_all_reduce_for_fetch_params",
-    "stage3_allgather_sequential",
-), "flag") | dict.fromkeys((
-    "allgather_bucket_size", "reduce_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-    "stage3_module_granularity_threshold",
-), "number")  # fmt: skip
-_OFFLOAD = dict.fromkeys(("pin_memory", "pipeline_read", "pipeline_write"), "flag") | dict.fromkeys(
-    ("buffer_count", "buffer_size", "max_in_cpu"), "number"
-)
-_LOSS_SCALE = dict.fromkeys(
-    ("loss_scale", "loss_scale_window", "initial_scale_power", "hysteresis", "min_loss_scale"), "number"
-) | {"consecutive_hysteresis": "flag"}
-_AIO = dict.fromkeys(("block_size", "queue_depth", "intra_op_parallelism"), "number") | dict.fromkeys(
-    ("single_submit", "overlap_events"), "flag"
-)
-_FLAGS = (
-    "wall_clock_breakdown", "dump_state", "prescale_gradients", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "memory_breakdown",
-)  # fmt: skip
-_HANDED_ON = dict.fromkeys(_FLAGS, "flag") | {
-    "steps_per_print": "number",
-    "gradient_predivide_factor": "number",
-    "communication_data_type": "dtype",
+# What DeepSpeed alone decides, handed on as it is given: each setting and the kind of its value.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "flag": ("true or false", lambda value: isinstance(value, bool)),
+    "off": ("false", lambda value: value is False),  # known, and not tested with anything else
+    "size": ("a whole number from 1 on", lambda value: _is_whole(value) and value >= 1),
+    "whole": ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0),
+    "number": ("a number from 0 on", lambda value: _is_number(value) and value >= 0),
+    "factor": ("a number above 0", lambda value: _is_number(value) and value > 0),
+    "dtype": ("fp32, fp16 or bf16", lambda value: value in ("fp32", "fp16", "bf16")),
 }
+_ZERO = {
+    **dict.fromkeys((
+        "allgather_partitions", "overlap_comm", "reduce_scatter", "contiguous_gradients", "round_robin_gradients",
+        "stage3_gather_16bit_weights_on_model_save", "memory_efficient_linear", "use_multi_rank_bucket_allreduce",
+        "ignore_unused_parameters", "log_trace_cache_warnings", "stage3_use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential",
+    ), "flag"),
+    **dict.fromkeys(("allgather_bucket_size", "reduce_bucket_size", "sub_group_size"), "size"),
+    **dict.fromkeys((
+        "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
+        "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+    ), "whole"),
+}  # fmt: skip
+_OFFLOADS = {
+    "offload_optimizer": {
+        "pin_memory": "flag", "buffer_count": "size", "pipeline_read": "off", "pipeline_write": "off",
+        "fast_init": "off",
+    },
+    "offload_param": {"pin_memory": "flag", "buffer_count": "size", "buffer_size": "size", "max_in_cpu": "whole"},
+}  # fmt: skip
+_LOSS_SCALE = {
+    "loss_scale": "number", "loss_scale_window": "size", "initial_scale_power": "whole", "hysteresis": "size",
+    "min_loss_scale": "size", "consecutive_hysteresis": "flag",
+}  # fmt: skip
+_AIO = {
+    "block_size": "size", "queue_depth": "size", "intra_op_parallelism": "size", "single_submit": "flag",
+    "overlap_events": "flag",
+}  # fmt: skip
+_HANDED_ON = {
+    **dict.fromkeys((
+        "wall_clock_breakdown", "dump_state", "prescale_gradients", "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer", "memory_breakdown",
+    ), "flag"),
+    "steps_per_print": "size", "gradient_predivide_factor": "factor", "communication_data_type": "dtype",
+}  # fmt: skip
 _OWNED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
     "fp16", "optimizer", "scheduler", "zero_optimization", "aio",
@@ -71,7 +86,7 @@ def adopt(recipe: Recipe, processes: int) -> Recipe:
         UserError: the file cannot be read, knows a key that is not handed on, or contradicts the recipe.
     """
     given = recipe.parallel.deepspeed_config
-    if given is None:
+    if given is None or recipe.parallel.strategy not in ("auto", "deepspeed"):
         return recipe
     recipe = recipe.model_copy(deep=True)
     name, values = _read(given)
@@ -118,8 +133,8 @@ class _Adoption:
         self._scheduler()
         left = _given(self.values, _HANDED_ON)
         left["zero_optimization"] = _given(zero, _ZERO)
-        for part in ("offload_optimizer", "offload_param"):
-            if extra := _given(zero.get(part) or {}, _OFFLOAD):
+        for part, kinds in _OFFLOADS.items():
+            if extra := _given(zero.get(part) or {}, kinds):
                 left["zero_optimization"][part] = extra
         for part, kinds in (("fp16", _LOSS_SCALE), ("aio", _AIO)):
             if extra := _given(self._object(part), kinds):
@@ -127,16 +142,17 @@ class _Adoption:
         return left
 
     def _object(self, key: str) -> Json:
-        value = self.values.get(key) or {}
-        if not isinstance(value, dict):
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
             raise self._wrong(key, f"is {value!r}", "give an object")
-        return value
+        return value or {}
 
     def _params(self, section: str) -> Json:
-        params = self._object(section).get("params") or {}
-        if not isinstance(params, dict):
+        self._check(f"{section}.", self._object(section), {}, ("type", "params"))
+        params = self._object(section).get("params")
+        if params is not None and not isinstance(params, dict):
             raise self._wrong(f"{section}.params", f"is {params!r}", "give an object")
-        return params
+        return params or {}
 
     def _wrong(self, key: str, what: str, mend: str) -> UserError:
         return UserError(f"{self.name}: {key}", what, mend)
@@ -148,11 +164,11 @@ class _Adoption:
                 raise self._wrong(key, "is decided by the recipe", f"remove it and set {_ELSEWHERE[key]}")
         self._check("", self.values, _HANDED_ON, _OWNED)
         self._check("zero_optimization.", zero, _ZERO, ("stage", "offload_optimizer", "offload_param"))
-        for part in ("offload_optimizer", "offload_param"):
-            place = zero.get(part) or {}
-            if not isinstance(place, dict):
+        for part, kinds in _OFFLOADS.items():
+            place = zero.get(part)
+            if place is not None and not isinstance(place, dict):
                 raise self._wrong(f"zero_optimization.{part}", f"is {place!r}", "give an object with a device")
-            self._check(f"zero_optimization.{part}.", place, _OFFLOAD, ("device", "nvme_path"))
+            self._check(f"zero_optimization.{part}.", place or {}, kinds, ("device", "nvme_path"))
         self._check("fp16.", self._object("fp16"), _LOSS_SCALE | {"enabled": "flag"}, ("auto_cast",))
         self._check("bf16.", self._object("bf16"), {"enabled": "flag"})
         self._check("aio.", self._object("aio"), _AIO)
@@ -160,16 +176,11 @@ class _Adoption:
     def _check(self, where: str, values: Json, kinds: dict[str, str], others: tuple[str, ...] = ()) -> None:
         for key, value in values.items():
             self._known(where + key, key, {*kinds, *others})
-            kind = kinds.get(key)
-            fits = {
-                None: True,
-                "flag": isinstance(value, bool),
-                "number": _is_number(value) and value >= 0,
-                "dtype": value in ("fp32", "fp16", "bf16"),
-            }
-            if value is not None and value != "auto" and not fits[kind]:
-                assert kind is not None
-                raise self._wrong(where + key, f"is {value!r}", f"give {_KINDS[kind]}, or auto")
+            if key not in kinds or value is None or value == "auto":
+                continue
+            expected_words, fits = _KINDS[kinds[key]]
+            if not fits(value):
+                raise self._wrong(where + key, f"is {value!r}", f"give {expected_words}, or auto")
 
     def _known(self, where: str, key: str, known: set[str]) -> None:
         if key not in known:
@@ -183,6 +194,8 @@ class _Adoption:
         """Move one value into the recipe, unless the recipe says something else itself."""
         if value is None or value == "auto":
             return
+        if isinstance(value, bool | list | dict):
+            raise self._wrong(where, f"is {value!r}", "give a number, or auto")
         section: Section = getattr(self.recipe, section_name)
         wanted, own = convert(value), getattr(section, field)
         if field in section.model_fields_set and own not in (wanted, "auto"):
@@ -199,20 +212,25 @@ class _Adoption:
         batch = self.values.get("train_batch_size")
         self._take("train_micro_batch_size_per_gpu", micro, "train", "micro_batch_size")
         self._take("train_batch_size", batch, "train", "batch_size")
-        if rounds in (None, "auto"):
-            return
-        if not _is_number(rounds) or rounds < 1:
+        given = [value not in (None, "auto") for value in (micro, rounds)]
+        if given[1] and (not _is_whole(rounds) or rounds < 1):
             raise self._wrong("gradient_accumulation_steps", f"is {rounds!r}", "give a number from 1 on, or auto")
-        if _is_number(micro) and not _is_number(batch) and "batch_size" not in self.recipe.train.model_fields_set:
-            self.recipe.train.batch_size = int(micro * rounds * self.processes)
-        rows = math.ceil(self.recipe.train.batch_size / self.processes)
-        if self.recipe.train.micro_batch_size == "auto":
-            self.recipe.train.micro_batch_size = max(math.ceil(rows / rounds), 1)
-        found: Any = self.recipe.train.micro_batch_size
+        train = self.recipe.train
+        own: Any = train.micro_batch_size
+        if any(given) and batch in (None, "auto") and "batch_size" not in train.model_fields_set:
+            step = self.processes * (int(rounds) if given[1] else 1) * (own if own != "auto" else 1)
+            # DeepSpeed's own meaning, where the file says how many rows: else about as many as the recipe would take.
+            train.batch_size = step if own != "auto" else step * math.ceil(train.batch_size / step)
+        if not given[1]:
+            return
+        rows = math.ceil(train.batch_size / self.processes)
+        if train.micro_batch_size == "auto":
+            train.micro_batch_size = max(math.ceil(rows / rounds), 1)
+        found: Any = train.micro_batch_size
         made = math.ceil(rows / found)
         if made != rounds:
             what = (
-                f"is {rounds}, but train.batch_size {self.recipe.train.batch_size} on {self.processes} processes in "
+                f"is {rounds}, but train.batch_size {train.batch_size} on {self.processes} processes in "
                 f"micro-batches of {found} makes {made}"
             )
             raise self._wrong("gradient_accumulation_steps", what, "set it to auto")
@@ -233,23 +251,49 @@ class _Adoption:
             raise self._wrong(f"{kind}.enabled", what, "set it to auto, or remove one of the two")
 
     def _offload(self, zero: Json) -> None:
-        optimizer, params = ((zero.get(part) or {}) for part in ("offload_optimizer", "offload_param"))
-        if optimizer.get("device", "none") not in ("none", "cpu", "nvme"):
-            where, given = "zero_optimization.offload_optimizer.device", optimizer["device"]
-            raise self._wrong(where, f"is {given!r}", "give none, cpu or nvme")
-        if params.get("device", "none") not in ("none", "cpu"):
-            what = f"is {params['device']!r}, and DeepSpeed runs out of buffers when it swaps parameters to a disk"
-            raise self._wrong("zero_optimization.offload_param.device", what, "set it to cpu or none")
-        if params.get("device", "none") != "none":
-            self._take("zero_optimization.offload_param.device", "params", "parallel", "offload")
-        elif "device" in optimizer:
-            level = "none" if optimizer["device"] == "none" else "optimizer"
-            self._take("zero_optimization.offload_optimizer.device", level, "parallel", "offload")
-        if optimizer.get("device") == "nvme":
+        parallel = self.recipe.parallel
+        optimizer, params = (self._device(zero, part) for part in ("offload_optimizer", "offload_param"))
+        if optimizer is None and params is None:
+            return
+        where = "zero_optimization.offload_optimizer.device"
+        devices = f"is {optimizer or 'not given'}, with offload_param.device {params or 'not given'}"
+        if optimizer == "none" and params == "cpu":
+            raise self._wrong(where, devices, "set it to cpu: parameters are never offloaded alone")
+        if params == "cpu":
+            possible = ["params"]
+        elif optimizer in ("cpu", "nvme"):
+            possible = ["optimizer"] if params else ["optimizer", "params"]
+        else:
+            possible = ["none"] if optimizer else ["none", "optimizer"]
+        if "offload" not in parallel.model_fields_set:
+            parallel.offload = possible[0]  # type: ignore[assignment]
+        elif parallel.offload not in possible:
+            what = f"{devices}, but parallel.offload is {parallel.offload!r}"
+            raise self._wrong(where, what, "remove one of the two")
+        self._disk(zero, optimizer)
+
+    def _device(self, zero: Json, part: str) -> str | None:
+        """Where a part of the file offloads to; None: it does not say."""
+        device = (zero.get(part) or {}).get("device")
+        where = f"zero_optimization.{part}.device"
+        if part == "offload_param" and device == "nvme":
+            what = "is 'nvme', and DeepSpeed runs out of buffers when it swaps parameters to a disk"
+            raise self._wrong(where, what, "set it to cpu or none")
+        if device not in (None, "none", "cpu", "nvme"):
+            raise self._wrong(where, f"is {device!r}", "give none, cpu or nvme")
+        return device
+
+    def _disk(self, zero: Json, optimizer: str | None) -> None:
+        own = self.recipe.parallel.offload_dir
+        if optimizer == "cpu" and own:
+            what = f"is 'cpu', but parallel.offload_dir is {own!r}"
+            raise self._wrong("zero_optimization.offload_optimizer.device", what, "remove one of the two")
+        if optimizer == "nvme":
             where = "zero_optimization.offload_optimizer.nvme_path"
-            if not isinstance(optimizer.get("nvme_path"), str):
-                raise self._wrong(where, f"is {optimizer.get('nvme_path')!r}", "give a folder on an NVMe disk")
-            self._take(where, optimizer["nvme_path"], "parallel", "offload_dir")
+            folder = zero["offload_optimizer"].get("nvme_path")
+            if not isinstance(folder, str):
+                raise self._wrong(where, f"is {folder!r}", "give a folder on an NVMe disk")
+            self._take(where, folder, "parallel", "offload_dir")
 
     def _optimizer(self) -> None:
         found = self._object("optimizer")
@@ -282,6 +326,10 @@ class _Adoption:
 def _given(values: Json, kinds: dict[str, str]) -> Json:
     """What a file says itself of the settings of these kinds."""
     return {key: value for key, value in values.items() if key in kinds and value not in (None, "auto")}
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == int(value) and abs(value) < 2**62
 
 
 def _is_number(value: Any) -> bool:

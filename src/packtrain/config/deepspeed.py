@@ -6,6 +6,7 @@ its ``auto`` replaced by ``settle``. ``engine_config`` joins recipe and rest aga
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def settle(own: Json | None, stage: int, model: ModelFacts, on_disk: bool = Fals
         zero["sub_group_size"] = 1
     return {
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
         **own,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW steps in host memory
         "zero_optimization": {**zero, **own.get("zero_optimization", {})},
     }
 
@@ -90,6 +91,8 @@ def _places(recipe: Recipe) -> Json:
 
 
 def swap_folder(recipe: Recipe) -> str:
-    """Where this run swaps to: two runs in one folder would overwrite each other's weights."""
+    """Where this run alone swaps to: two runs in one folder would overwrite each other's weights."""
     assert recipe.parallel.offload_dir is not None
-    return str(Path(recipe.parallel.offload_dir).expanduser().absolute() / recipe.output.name)
+    run = Path(recipe.output.folder).expanduser().absolute() / recipe.output.name
+    mark = hashlib.sha256(str(run).encode()).hexdigest()[:8]
+    return str(Path(recipe.parallel.offload_dir).expanduser().absolute() / f"packtrain-swap-{mark}-{run.name}")

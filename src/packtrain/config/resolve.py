@@ -74,8 +74,10 @@ def zero_stage(recipe: Recipe, facts: Facts) -> Literal[0, 1, 2, 3]:
     """ZeRO-3 gathers each block's parameters twice a step: only where whole ones would take half of the memory."""
     if recipe.parallel.zero_stage != "auto":
         return recipe.parallel.zero_stage
-    if recipe.parallel.offload == "params":
+    if recipe.parallel.offload == "params" or recipe.parallel.offload_dir:
         return 3
+    if facts.model.num_experts:
+        return 2
     return 2 if recipe.method.is_adapter and _copies_fit(recipe, facts) else 3
 
 

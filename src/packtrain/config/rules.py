@@ -51,7 +51,7 @@ def _shard_size_needs_fsdp(recipe: Recipe, facts: Facts) -> Broken:
 
 def _bf16_absent(recipe: Recipe, facts: Facts) -> Broken:
     if recipe.train.precision == "bf16" and facts.device == "cuda" and not facts.bf16:
-        return "this GPU has no bf16", "set train.precision to fp32"
+        return "this GPU has no bf16", "set train.precision to fp32, or to fp16 with strategy deepspeed"
     return None
 
 

@@ -182,7 +182,7 @@ class ParallelSection(Section):
         description="fsdp and deepspeed: what lies in host memory. optimizer: its states and the fp32 weights it works "
         "on. params: the sharded parameters and gradients too; each block's are copied to the GPU when it runs.",
     )
-    offload_dir: str | None = Field(
+    offload_dir: Annotated[str, Field(min_length=1)] | None = Field(
         None,
         description="deepspeed, ZeRO-3: a folder on an NVMe disk for the offloaded optimizer states.",
     )

@@ -23,7 +23,8 @@ def _deepspeed_unused(recipe: Recipe, facts: Facts) -> Broken:
     for name, value in given.items():
         if value:
             what = f"{name} means nothing to strategy {parallel.strategy}"
-            return what, "set parallel.strategy to deepspeed, or leave it out"
+            alone = parallel.offload != "none" and parallel.strategy in ("single", "ddp")
+            return what, "set parallel.strategy to deepspeed" + ("" if alone else ", or leave it out")
     return None
 
 
@@ -33,7 +34,8 @@ def _zero_offload(recipe: Recipe, facts: Facts) -> Broken:
         return None
     stage = zero_stage(recipe, facts)
     if stage == 0:
-        mend = f"set parallel.zero_stage to {'2 or 3' if parallel.offload == 'optimizer' else '3'}"
+        either = parallel.offload == "optimizer" and not parallel.offload_dir
+        mend = f"set parallel.zero_stage to {'2 or 3' if either else '3'}"
         return f"offload {parallel.offload} with ZeRO-0, which shards nothing", mend
     if stage < 3 and parallel.offload == "params":
         return f"offload params with ZeRO-{stage}, which keeps them whole", "set parallel.zero_stage to 3"

@@ -96,8 +96,11 @@ def model_facts(folder: Path) -> ModelFacts:
         type=str(config.get("model_type", "")),
         sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
         even_heads=_even_heads(config, hidden),
-        num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
+        num_experts=max(int(config.get(key) or 0) for key in _EXPERTS),
     )
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _even_heads(config: dict[str, Any], hidden: int) -> bool:

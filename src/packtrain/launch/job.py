@@ -6,6 +6,7 @@ from pathlib import Path
 
 from packtrain.config.schema import Recipe
 from packtrain.export.final import save_final
+from packtrain.launch import native
 from packtrain.parallel.world import World
 from packtrain.train.loop import Stop
 from packtrain.train.run import train
@@ -13,8 +14,11 @@ from packtrain.train.run import train
 
 def run(folder: Path, recipe: Recipe, world: World, stop: Stop) -> bool:
     """Train to the end and write ``final/``. Returns False where ``stop`` ended it early, with a checkpoint."""
-    result = train(folder, recipe, world, stop)
-    if not result.stopped:
-        save_final(result.session)
-    result.session.built.strategy.close()
+    try:
+        result = train(folder, recipe, world, stop)
+        if not result.stopped:
+            save_final(result.session)
+    finally:
+        if world.local_rank == 0:
+            native.clean(recipe)
     return not result.stopped

@@ -7,11 +7,13 @@ AdamW in host memory is not among it: torch's own fused one needs no compiler an
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
+from packtrain.config.deepspeed import swap_folder
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError
 
@@ -55,6 +57,12 @@ def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
         except OSError as error:
             what = f"{recipe.parallel.offload_dir} cannot be written ({error.strerror})"
             raise UserError("parallel.offload_dir", what, "give a folder you may write to") from error
+
+
+def clean(recipe: Recipe) -> None:
+    """Remove what this run has swapped to a disk of this machine."""
+    if recipe.parallel.offload_dir:
+        shutil.rmtree(swap_folder(recipe), ignore_errors=True)
 
 
 def _build(name: str, device: str, tell: Callable[[str], None], failed: UserError) -> None:

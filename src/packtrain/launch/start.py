@@ -10,7 +10,7 @@ from pathlib import Path
 from packtrain.config import Recipe, load_recipe
 from packtrain.config.adopt import adopt
 from packtrain.errors import UserError
-from packtrain.launch import group, summary
+from packtrain.launch import group, native, summary
 from packtrain.launch.facts import num_processes
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.prepare import create, named, prepare, write_recipe
@@ -70,6 +70,8 @@ def _resumed_recipe(folder: RunFolder, overrides: Sequence[str]) -> Recipe:
         return before
     asked = load_recipe(folder.asked, overrides)
     asked.output.name = folder.name
+    if before.parallel.strategy == "deepspeed":  # what a checkpoint holds differs by the stage
+        asked.parallel.zero_stage = before.parallel.zero_stage
     return _resolve(asked)
 
 
@@ -109,6 +111,7 @@ def _lead(folder: RunFolder, recipe: Recipe) -> int:
         progress.update()
     finally:
         progress.close()
+        native.clean(recipe)
     if outcome.state == "done":
         score_final(folder, recipe)
     _report(folder, outcome)

@@ -120,9 +120,6 @@ class Strategy(ABC):
         """What fp16's loss is multiplied by before the backward pass; None: nothing."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - most strategies leave nothing behind
-        """The run is over: remove what lies outside of its folder."""
-
     def traffic(self, micro_batches: int) -> Traffic | None:
         """What one process sends to the others in an optimizer step of so many micro-batches; None: not known."""
         return Traffic(0, 0, 1, 1)

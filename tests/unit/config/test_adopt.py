@@ -13,6 +13,7 @@ from packtrain.config.adopt import adopt
 from packtrain.config.deepspeed import engine_config
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
+from packtrain.config.rules import check
 from packtrain.errors import UserError
 
 FACTS = Facts(4, 4, "cuda", 4, 80 * 2**30, True, 16, ModelFacts(8_000_000_000, 32, 4096, 14336, 128256, 8192))
@@ -94,6 +95,29 @@ def test_a_resolved_recipe_starts_another_run() -> None:
     assert engine_config(again, 4)["zero_optimization"]["stage"] == 2
 
 
+def test_batches_that_a_file_gives_alone() -> None:
+    """On 4 processes: 8 rows each make 32, and 8 rounds at least 8 x 4."""
+    alone = resolved({"train_micro_batch_size_per_gpu": 8}).train
+    assert (alone.batch_size, alone.micro_batch_size) == (32, 8)
+    rounds = resolved({"gradient_accumulation_steps": 8}).train
+    assert (rounds.batch_size, rounds.micro_batch_size) == (32, 1)
+    words = resolved({"train_micro_batch_size_per_gpu": "2", "gradient_accumulation_steps": 3}).train
+    assert (words.batch_size, words.micro_batch_size) == (24, 2)
+
+
+def test_what_no_setting_can_be_right_is_set_right() -> None:
+    """DeepSpeed's default would refuse torch's AdamW in host memory."""
+    made = resolved(
+        {"zero_force_ds_cpu_optimizer": True, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    )
+    assert engine_config(made, 4)["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_a_file_beside_another_strategy_is_named_by_the_rules() -> None:
+    made = adopt(recipe({"zero_optimization": {"stage": 2}}, parallel={"strategy": "fsdp"}), 4)
+    assert ["deepspeed_config" in f.message for f in check(made, FACTS) if f.severity == "error"] == [True]
+
+
 def test_a_recipe_that_agrees_is_no_contradiction() -> None:
     made = resolved({"gradient_clipping": 0.5, "zero_optimization": {"stage": 1}}, train={"max_grad_norm": 0.5})
     assert made.train.max_grad_norm == 0.5 and made.parallel.zero_stage == 1
@@ -104,7 +128,15 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]
     "stage": ({"zero_optimization": {"stage": 2}}, {"parallel": {"zero_stage": 3}}, ("2", "parallel.zero_stage", "3")),
     "offload": (
         {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}, {"parallel": {"offload": "none"}},
-        ("optimizer", "parallel.offload", "none"),
+        ("is cpu", "parallel.offload", "'none'"),
+    ),
+    "offload of params": (
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "none"}}}, {"parallel": {"offload": "params"}},
+        ("offload_param.device none", "parallel.offload", "'params'"),
+    ),
+    "memory or disk": (
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+        {"parallel": {"offload_dir": "/nvme"}}, ("'cpu'", "parallel.offload_dir", "'/nvme'"),
     ),
     "micro batch": (
         {"train_micro_batch_size_per_gpu": 1}, {"train": {"micro_batch_size": 2}}, ("1", "train.micro_batch_size", "2"),
@@ -162,6 +194,27 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
         ("offload_param.device", "nvme", "cpu"),
     ),
+    "params alone": (
+        {"zero_optimization": {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "none"}}},
+        ("offload_optimizer.device", "none", "cpu"),
+    ),
+    "a device that is none": ({"zero_optimization": {"offload_param": {"device": ["cpu"]}}}, ("device", "['cpu']")),
+    "half a size": ({"zero_optimization": {"reduce_bucket_size": 1.5}}, ("reduce_bucket_size", "1.5", "whole")),
+    "no size": ({"zero_optimization": {"reduce_bucket_size": 0}}, ("reduce_bucket_size", "0", "from 1 on")),
+    "a size beyond all": ({"zero_optimization": {"reduce_bucket_size": 1e300}}, ("reduce_bucket_size", "1e+300")),
+    "prints never": ({"steps_per_print": 0}, ("steps_per_print", "0", "from 1 on")),
+    "no hysteresis": ({"fp16": {"hysteresis": 0}}, ("fp16.hysteresis", "0")),
+    "half a power": ({"fp16": {"initial_scale_power": 16.5}}, ("initial_scale_power", "16.5")),
+    "a key of the other place": (
+        {"zero_optimization": {"offload_optimizer": {"device": "cpu", "max_in_cpu": 1}}}, ("max_in_cpu",),
+    ),
+    "a pipeline": (
+        {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x", "pipeline_read": True}}},
+        ("pipeline_read", "True", "false"),
+    ),
+    "a stage that is true": ({"zero_optimization": {"stage": True}}, ("stage", "True")),
+    "a list for an object": ({"zero_optimization": []}, ("zero_optimization", "[]", "object")),
+    "beside the scheduler": ({"scheduler": {"foo": 1}}, ("scheduler.foo",)),
     "no nvme path": ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, ("nvme_path",)),
 }  # fmt: skip
 

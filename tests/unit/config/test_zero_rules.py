@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from packtrain.config import build_recipe, strategies
+from packtrain.config.deepspeed import swap_folder
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
 from packtrain.config.rules import check
@@ -80,6 +81,8 @@ def test_auto_takes_the_stage_that_sends_least() -> None:
     assert resolve(recipe({}, **lora), huge).parallel.zero_stage == 3
     assert resolve(recipe({}), small).parallel.zero_stage == 3
     assert resolve(recipe({"offload": "params"}, **lora), small).parallel.zero_stage == 3
+    experts = replace(FACTS, model=replace(MODEL, num_experts=8))
+    assert resolve(recipe({}), experts).parallel.zero_stage == 2
     compiled = {stage: resolve(recipe({"zero_stage": stage}), small).parallel.compile for stage in (2, 3)}
     assert compiled == {2: True, 3: False}
 
@@ -87,6 +90,14 @@ def test_auto_takes_the_stage_that_sends_least() -> None:
 def test_a_disk_gets_a_sub_group_for_each_parameter() -> None:
     made = resolve(recipe({"zero_stage": 3, "offload": "optimizer", "offload_dir": "/nvme"}), FACTS)
     assert made.parallel.deepspeed_config["zero_optimization"]["sub_group_size"] == 1
+
+
+def test_what_is_swapped_is_the_run_s_own() -> None:
+    """Not the run's folder where both have one parent, and not that of a namesake."""
+    disk = {"zero_stage": 3, "offload": "optimizer", "offload_dir": "runs"}
+    folders = {swap_folder(recipe(disk, output={"folder": f, "name": "n"})) for f in ("runs", "elsewhere")}
+    assert len(folders) == 2 and all(Path(f).name.startswith("packtrain-swap-") for f in folders)
+    assert str(Path("runs/n").absolute()) not in folders
 
 
 def test_the_table_of_the_docs_is_what_the_rules_say() -> None:

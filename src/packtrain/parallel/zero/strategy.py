@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -113,12 +112,6 @@ class Zero(Strategy):
         scaler = self.engine.optimizer.loss_scaler if self.compute_dtype == torch.float16 else None
         return scaler is not None and scaler.dynamic and scaler.cur_scale > scaler.min_scale and norm == float("inf")
 
-    def close(self) -> None:
-        for part in ("offload_optimizer", "offload_param"):
-            folder = self.config["zero_optimization"].get(part, {}).get("nvme_path")
-            if folder and self.world.local_rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)
-
     def traffic(self, micro_batches: int) -> Traffic | None:
         return None
 
@@ -143,7 +136,8 @@ class _Zeros:
 def _deepspeed(world: World) -> Any:
     """The package, on this world's processes and device, and quiet."""
     os.environ.setdefault("DS_ACCELERATOR", world.device.type)
-    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    # DeepSpeed takes it for the GPU's index, which it is not where each process sees its own GPU only.
+    os.environ["LOCAL_RANK"] = str(world.local_rank if world.device.index is None else world.device.index)
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     import deepspeed
 

@@ -77,7 +77,8 @@ class ZeroUpdates(Updates):
         self.step_count.fill_(max((float(s["step"]) for s in self.optimizer.state.values() if s), default=0.0))
         state["optimizer/step"] = self.step_count
         if self.engine.fp16_enabled():
-            self.scaler.copy_(torch.tensor([float(getattr(self.zero.loss_scaler, key)) for key in _SCALER]))
+            scaler = self.zero.loss_scaler  # a static one has a scale alone
+            self.scaler.copy_(torch.tensor([float(getattr(scaler, key, 0)) for key in _SCALER]))
             state["optimizer/loss_scale"] = self.scaler
         return state
 
@@ -85,7 +86,8 @@ class ZeroUpdates(Updates):
     def loaded(self) -> None:
         if self.engine.fp16_enabled():
             for key, value in zip(_SCALER, self.scaler.tolist(), strict=True):
-                setattr(self.zero.loss_scaler, key, value if key == "cur_scale" else int(value))
+                if hasattr(self.zero.loss_scaler, key):
+                    setattr(self.zero.loss_scaler, key, value if key == "cur_scale" else int(value))
         if self.stage == 0:
             for _, parameter in self.named:
                 parameter.copy_(self._masters.get(id(parameter), parameter))

@@ -1,4 +1,4 @@
-"""What is asked of DeepSpeed's engine between the backward pass and the step."""
+"""What is asked of DeepSpeed's engine: the norm before the step, the loss scale for a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from packtrain.parallel.flat import FlatShard
 from packtrain.parallel.world import World
 from packtrain.parallel.zero.strategy import Zero
+from packtrain.parallel.zero.updates import ZeroUpdates
 
 
 def strategy(stage: int, norms: list[float], scale: float = 1.0) -> Zero:
@@ -43,3 +44,27 @@ def test_a_part_of_a_tensor_has_no_arithmetic() -> None:
     assert torch.equal(part.full_tensor(), torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
     with pytest.raises(NotImplementedError, match="full_tensor"):
         part + 1
+
+
+def updates(scaler: SimpleNamespace) -> ZeroUpdates:
+    """Updates of no parameters, under an engine with this loss scaler."""
+    zero = SimpleNamespace(loss_scaler=scaler, single_partition_of_fp32_groups=[], update_lp_params=lambda: None)
+    engine = SimpleNamespace(optimizer=zero, fp16_enabled=lambda: True, zero_optimization_stage=lambda: 2)
+    return ZeroUpdates([], torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]), engine)
+
+
+def test_the_loss_scale_is_resumed() -> None:
+    dynamic = SimpleNamespace(cur_scale=1024.0, cur_iter=7, last_overflow_iter=3, cur_hysteresis=2, dynamic=True)
+    saved = {key: value.clone() for key, value in updates(dynamic).state().items()}
+    fresh = SimpleNamespace(cur_scale=65536.0, cur_iter=0, last_overflow_iter=-1, cur_hysteresis=1, dynamic=True)
+    resumed = updates(fresh)
+    for key, value in resumed.state().items():
+        value.copy_(saved[key])
+    resumed.loaded()
+    assert fresh == dynamic
+
+
+def test_a_fixed_loss_scale_is_saved_too() -> None:
+    fixed = updates(SimpleNamespace(cur_scale=128.0, dynamic=False))
+    assert fixed.state()["optimizer/loss_scale"][0] == 128.0
+    fixed.loaded()
