@@ -26,9 +26,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "flag": ("true or false", lambda value: isinstance(value, bool)),
     "off": ("false", lambda value: value is False),  # known, and not tested with anything else
     "size": ("a whole number from 1 on", lambda value: _is_whole(value) and value >= 1),
+    "even": ("an even number from 2 on", lambda value: _is_whole(value) and value >= 2 and int(value) % 2 == 0),
     "whole": ("a whole number from 0 on", lambda value: _is_whole(value) and value >= 0),
     "number": ("a number from 0 on", lambda value: _is_number(value) and value >= 0),
-    "factor": ("a number above 0", lambda value: _is_number(value) and value > 0),
     "dtype": ("fp32, fp16 or bf16", lambda value: value in ("fp32", "fp16", "bf16")),
 }
 _ZERO = {
@@ -38,10 +38,11 @@ _ZERO = {
         "ignore_unused_parameters", "log_trace_cache_warnings", "stage3_use_all_reduce_for_fetch_params",
         "stage3_allgather_sequential",
     ), "flag"),
-    **dict.fromkeys(("allgather_bucket_size", "reduce_bucket_size", "sub_group_size"), "size"),
+    **dict.fromkeys(("reduce_bucket_size", "sub_group_size"), "size"),
+    "allgather_bucket_size": "even",
     **dict.fromkeys((
         "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+        "stage3_max_reuse_distance",
     ), "whole"),
 }  # fmt: skip
 _OFFLOADS = {
@@ -61,10 +62,10 @@ _AIO = {
 }  # fmt: skip
 _HANDED_ON = {
     **dict.fromkeys((
-        "wall_clock_breakdown", "dump_state", "prescale_gradients", "zero_allow_untested_optimizer",
+        "wall_clock_breakdown", "dump_state", "zero_allow_untested_optimizer",
         "zero_force_ds_cpu_optimizer", "memory_breakdown",
     ), "flag"),
-    "steps_per_print": "size", "gradient_predivide_factor": "factor", "communication_data_type": "dtype",
+    "steps_per_print": "size", "prescale_gradients": "off", "communication_data_type": "dtype",
 }  # fmt: skip
 _OWNED = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
@@ -103,7 +104,7 @@ def _read(given: str | Json) -> tuple[str, Json]:
     path = Path(given).expanduser()
     try:
         values = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(str(path), f"not valid JSON: {error}", "mend the file") from None
     if not isinstance(values, dict):
         raise UserError(str(path), f"a DeepSpeed JSON is an object, this is a {type(values).__name__}", "mend the file")
@@ -291,7 +292,7 @@ class _Adoption:
         if optimizer == "nvme":
             where = "zero_optimization.offload_optimizer.nvme_path"
             folder = zero["offload_optimizer"].get("nvme_path")
-            if not isinstance(folder, str):
+            if not isinstance(folder, str) or folder in ("", "auto") or "\0" in folder:
                 raise self._wrong(where, f"is {folder!r}", "give a folder on an NVMe disk")
             self._take(where, folder, "parallel", "offload_dir")
 
@@ -333,4 +334,4 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

@@ -29,7 +29,7 @@ def settle(own: Json | None, stage: int, model: ModelFacts, on_disk: bool = Fals
     own = own or {}
     tables = 2 * model.vocabulary * model.hidden
     block = max((model.num_parameters - tables) // max(model.num_blocks, 1), model.hidden**2)
-    bucket = int(min(max(block, 2**20), 5e8))
+    bucket = int(min(max(block, 2**20), 5e8)) // 1024 * 1024  # ZeRO-1 and 2 refuse one that they cannot align
     zero: Json = {}
     if stage in (1, 2):
         zero = {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}

@@ -83,7 +83,9 @@ def _reopen(folder: RunFolder, recipe: Recipe) -> RunFolder:
 
 def _adopt(recipe: Recipe) -> Recipe:
     """With what its DeepSpeed JSON says moved into the recipe: the file may be gone when the run is resumed."""
-    return adopt(recipe, group.size() or num_processes(recipe)) if recipe.parallel.deepspeed_config else recipe
+    return (
+        adopt(recipe, group.size() or num_processes(recipe)) if recipe.parallel.deepspeed_config is not None else recipe
+    )
 
 
 def _resolve(asked: Recipe) -> Recipe:

@@ -10,7 +10,7 @@ import pytest
 
 from packtrain.config import Recipe, build_recipe
 from packtrain.config.adopt import adopt
-from packtrain.config.deepspeed import engine_config
+from packtrain.config.deepspeed import engine_config, settle
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
 from packtrain.config.rules import check
@@ -93,6 +93,14 @@ def test_a_resolved_recipe_starts_another_run() -> None:
     again = resolve(adopt(build_recipe(values), 4), FACTS)
     assert engine_config(again, 4)["gradient_clipping"] == 0.3
     assert engine_config(again, 4)["zero_optimization"]["stage"] == 2
+
+
+def test_computed_buckets_can_be_aligned() -> None:
+    """Qwen3-8B's block has an odd number of parameters, which ZeRO-1 and 2 refuse as a bucket."""
+    odd = ModelFacts(8_190_735_361, 36, 4096, 12288, 151936, 40960)
+    for stage in (1, 2, 3):
+        zero = settle(None, stage, odd)["zero_optimization"]
+        assert all(zero[key] % 1024 == 0 for key in zero if key.endswith("bucket_size"))
 
 
 def test_batches_that_a_file_gives_alone() -> None:
@@ -215,6 +223,13 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a stage that is true": ({"zero_optimization": {"stage": True}}, ("stage", "True")),
     "a list for an object": ({"zero_optimization": []}, ("zero_optimization", "[]", "object")),
     "beside the scheduler": ({"scheduler": {"foo": 1}}, ("scheduler.foo",)),
+    "an odd bucket": ({"zero_optimization": {"allgather_bucket_size": 500_000_001}}, ("allgather_bucket_size", "even")),
+    "granularity": ({"zero_optimization": {"stage3_module_granularity_threshold": 5000}}, ("granularity",)),
+    "prescaled": ({"prescale_gradients": True}, ("prescale_gradients", "True", "false")),
+    "four hundred digits": ({"steps_per_print": 10**400}, ("steps_per_print", "whole")),
+    "a folder with a zero": (
+        {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "a\0b"}}}, ("nvme_path",),
+    ),
     "no nvme path": ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, ("nvme_path",)),
 }  # fmt: skip
 
