@@ -31,11 +31,7 @@ def settled(recipe: Recipe) -> Recipe:
 
     parallel = recipe.parallel
     if parallel.strategy == "deepspeed":
-        assert not isinstance(parallel.deepspeed_config, str) and parallel.zero_stage != "auto"
-        facts = model_facts(Path(recipe.model.path))
-        parallel.deepspeed_config = settle(
-            parallel.deepspeed_config, parallel.zero_stage, facts, parallel.offload_dir is not None
-        )
+        parallel.deepspeed_config = settle(parallel, model_facts(Path(recipe.model.path)))
     return recipe
 
 

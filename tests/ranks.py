@@ -31,7 +31,7 @@ def _rank_main(
         world = join(device, 30)
         queue.put((rank, True, function(world, *args)))
         leave()
-    except BaseException:
+    except BaseException:  # whatever ends a rank is told to the test before it goes on up
         queue.put((rank, False, traceback.format_exc()))
         raise
 

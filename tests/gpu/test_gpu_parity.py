@@ -73,21 +73,12 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert not wrong, sorted(wrong)
 
 
-def test_fp32_is_the_cpu_whatever_the_strategy(case: Case, expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [EXACT, ZEROS], ids=["own", "deepspeed"])
+def test_fp32_is_the_cpu_whatever_the_strategy(case: Case, expected: dict[str, Any], settings: dict[str, Any]) -> None:
     recipes = {
         f"{method}; {name}": case.recipe(ALL[method], parallel=parallel, launch={"device": "cuda"})
         for method in FEW
-        for name, parallel in EXACT.items()
-        if method in COMPILED or not parallel.get("compile")
-    }
-    compare(run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0], expected)
-
-
-def test_deepspeed_in_fp32_is_the_cpu(case: Case, expected: dict[str, Any]) -> None:
-    recipes = {
-        f"{method}; {name}": case.recipe(ALL[method], parallel=parallel, launch={"device": "cuda"})
-        for method in FEW
-        for name, parallel in ZEROS.items()
+        for name, parallel in settings.items()
         if method in COMPILED or not parallel.get("compile")
     }
     compare(run_ranks(1, train_recipes, recipes, device="cuda", timeout=500)[0], expected)

@@ -224,15 +224,13 @@ class _Adoption:
             train.batch_size = step if own != "auto" else step * math.ceil(train.batch_size / step)
         if not given[1]:
             return
-        rows = math.ceil(train.batch_size / self.processes)
         if train.micro_batch_size == "auto":
-            train.micro_batch_size = max(math.ceil(rows / rounds), 1)
-        found: Any = train.micro_batch_size
-        made = math.ceil(rows / found)
+            train.micro_batch_size = max(math.ceil(math.ceil(train.batch_size / self.processes) / rounds), 1)
+        made = train.micro_batches(self.processes)
         if made != rounds:
             what = (
                 f"is {rounds}, but train.batch_size {train.batch_size} on {self.processes} processes in "
-                f"micro-batches of {found} makes {made}"
+                f"micro-batches of {train.micro_batch_size} makes {made}"
             )
             raise self._wrong("gradient_accumulation_steps", what, "set it to auto")
 

@@ -7,26 +7,26 @@ its ``auto`` replaced by ``settle``. ``engine_config`` joins recipe and rest aga
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
 from packtrain.config.facts import ModelFacts
-from packtrain.config.schema import Recipe
+from packtrain.config.schema import ParallelSection, Recipe
 
 Json = dict[str, Any]
 
 
-def settle(own: Json | None, stage: int, model: ModelFacts, on_disk: bool = False) -> Json:
+def settle(parallel: ParallelSection, model: ModelFacts) -> Json:
     """What DeepSpeed alone decides, with every ``auto`` and every gap filled in for this stage and model.
 
     A bucket holds the gradients, and what is fetched ahead the parameters, of one block: enough to hide a collective
     behind a block's arithmetic, and no more memory than that.
 
     Args:
-        on_disk: optimizer states are swapped to an NVMe disk.
+        parallel: with its stage; the DeepSpeed JSON taken apart, where there was one.
     """
-    own = own or {}
+    assert not isinstance(parallel.deepspeed_config, str), "adopt comes first"
+    own, stage = parallel.deepspeed_config or {}, parallel.zero_stage
     tables = 2 * model.vocabulary * model.hidden
     block = max((model.num_parameters - tables) // max(model.num_blocks, 1), model.hidden**2)
     bucket = int(min(max(block, 2**20), 5e8)) // 1024 * 1024  # ZeRO-1 and 2 refuse one that they cannot align
@@ -40,7 +40,7 @@ def settle(own: Json | None, stage: int, model: ModelFacts, on_disk: bool = Fals
             "stage3_prefetch_bucket_size": bucket, "stage3_param_persistence_threshold": 10 * model.hidden,
             "stage3_max_live_parameters": int(1e9), "stage3_max_reuse_distance": int(1e9), "sub_group_size": int(1e9),
         }  # fmt: skip
-    if on_disk:
+    if parallel.offload_dir:
         # Gradients that begin at no multiple of 512 bytes of their sub-group are lost by DeepSpeed 0.19.8 in silence;
         # in a sub-group for each parameter they begin at 0.
         zero["sub_group_size"] = 1
@@ -61,14 +61,13 @@ def engine_config(recipe: Recipe, processes: int) -> Json:
     """
     parallel, train = recipe.parallel, recipe.train
     own = parallel.deepspeed_config
-    assert isinstance(own, dict) and isinstance(train.micro_batch_size, int), "resolve comes first"
+    assert isinstance(own, dict), "resolve comes first"
     zero = own["zero_optimization"]
     offload = {part: {**place, **zero.get(part, {})} for part, place in _places(recipe).items()}
-    rows = math.ceil(train.batch_size / processes)
     return {
         **{key: value for key, value in own.items() if key not in ("zero_optimization", "fp16")},
         "train_micro_batch_size_per_gpu": train.micro_batch_size,
-        "gradient_accumulation_steps": math.ceil(rows / train.micro_batch_size),
+        "gradient_accumulation_steps": train.micro_batches(processes),
         "gradient_clipping": train.max_grad_norm or 0.0,
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16", **own.get("fp16", {})},

@@ -58,10 +58,8 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
     if parallel.strategy == "auto":
         parallel.strategy = _strategy(recipe, facts)
     if parallel.strategy == "deepspeed":
-        parallel.zero_stage = stage = zero_stage(recipe, facts)
-        own = parallel.deepspeed_config
-        assert not isinstance(own, str), "adopt comes first"
-        parallel.deepspeed_config = settle(own, stage, facts.model, parallel.offload_dir is not None)
+        parallel.zero_stage = zero_stage(recipe, facts)
+        parallel.deepspeed_config = settle(parallel, facts.model)
     else:
         parallel.zero_stage = 0
     if parallel.shard_size == "auto":

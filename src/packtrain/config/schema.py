@@ -6,6 +6,7 @@ generated from here. ``auto`` is a value that Packtrain resolves before anything
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -234,6 +235,11 @@ class TrainSection(Section):
         "weight. nearest loses updates below 1/256 of the weight.",
     )
     seed: Annotated[int, Field(ge=0)] = Field(42, description="Seed of the order, the adapters' start and dropout.")
+
+    def micro_batches(self, processes: int) -> int:
+        """Forward passes of a step, on each process."""
+        assert isinstance(self.micro_batch_size, int), "resolve comes first"
+        return math.ceil(math.ceil(self.batch_size / processes) / self.micro_batch_size)
 
 
 def _every(value: Any) -> Any:

@@ -47,10 +47,6 @@ class Cell:
     instead: str
 
     @property
-    def processes(self) -> int:
-        return 1 if self.strategy == "single" else 2
-
-    @property
     def runs(self) -> bool:
         return not self.instead
 

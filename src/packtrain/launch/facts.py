@@ -25,7 +25,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
         processes: the size of a group that exists already; None: as the recipe says.
     """
     joined = processes is not None
-    num_gpus = 0 if recipe.launch.device == "cpu" else visible_gpus()
+    num_gpus = usable_gpus(recipe)
     device = "cuda" if num_gpus else "cpu"
     if processes is None:
         processes = num_processes(recipe)
@@ -49,7 +49,12 @@ def num_processes(recipe: Recipe) -> int:
     """Processes of a run that this machine starts."""
     if recipe.launch.processes != "auto":
         return recipe.launch.processes
-    return max(0 if recipe.launch.device == "cpu" else visible_gpus(), 1)
+    return max(usable_gpus(recipe), 1)
+
+
+def usable_gpus(recipe: Recipe) -> int:
+    """The GPUs that a recipe lets a run have."""
+    return 0 if recipe.launch.device == "cpu" else visible_gpus()
 
 
 def visible_gpus() -> int:

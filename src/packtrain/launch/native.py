@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 
 from packtrain.config.deepspeed import swap_folder
@@ -27,11 +26,7 @@ for name in sys.argv[1:]:
 _SHARED_MEMORY, _DISK = "ShareMemCommBuilder", "AsyncIOBuilder"
 
 
-def say(message: str) -> None:
-    print(f"packtrain: {message}", file=sys.stderr, flush=True)
-
-
-def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
+def build(recipe: Recipe) -> None:
     """Compile what this recipe's DeepSpeed needs and this machine lacks; torch's extensions folder keeps it.
 
     Raises:
@@ -43,15 +38,11 @@ def build(recipe: Recipe, tell: Callable[[str], None]) -> None:
         mend = "run `pip install 'packtrain[deepspeed]'`"
         raise UserError("parallel.strategy", "the package deepspeed is not installed", mend)
     if recipe.launch.device == "cpu":
-        _build(_SHARED_MEMORY, recipe.launch.device, tell, UserError(
-            "parallel.strategy", "on a CPU, DeepSpeed compiles its collectives, which failed",
-            "install g++ and ninja, or set parallel.strategy to fsdp",
-        ))  # fmt: skip
+        failed = "parallel.strategy", "on a CPU, DeepSpeed compiles its collectives, which failed"
+        _build(_SHARED_MEMORY, recipe, *failed, "install g++ and ninja, or set parallel.strategy to fsdp")
     if recipe.parallel.offload_dir:
-        _build(_DISK, recipe.launch.device, tell, UserError(
-            "parallel.offload_dir", "DeepSpeed's access to disks cannot be compiled",
-            "install libaio-dev, g++ and ninja, or leave offload_dir out",
-        ))  # fmt: skip
+        failed = "parallel.offload_dir", "DeepSpeed's access to disks cannot be compiled"
+        _build(_DISK, recipe, *failed, "install libaio-dev, g++ and ninja, or leave offload_dir out")
         try:
             os.makedirs(os.path.expanduser(recipe.parallel.offload_dir), exist_ok=True)
         except OSError as error:
@@ -65,8 +56,8 @@ def clean(recipe: Recipe) -> None:
         shutil.rmtree(swap_folder(recipe), ignore_errors=True)
 
 
-def _build(name: str, device: str, tell: Callable[[str], None], failed: UserError) -> None:
-    environment = os.environ | {"DS_ACCELERATOR": device, "DS_LOG_LEVEL": "error"}
+def _build(name: str, recipe: Recipe, where: str, what: str, mend: str) -> None:
+    environment = os.environ | {"DS_ACCELERATOR": recipe.launch.device, "DS_LOG_LEVEL": "error"}
     running = subprocess.Popen(
         [sys.executable, "-c", _BUILD, name],
         env=environment,
@@ -77,8 +68,9 @@ def _build(name: str, device: str, tell: Callable[[str], None], failed: UserErro
     try:
         output, _ = running.communicate(timeout=15)  # what is built already loads in a few seconds
     except subprocess.TimeoutExpired:
-        tell("DeepSpeed compiles a part of itself, once; this takes some minutes")
+        note = "DeepSpeed compiles a part of itself, once; this takes some minutes"
+        print(f"packtrain: {note}", file=sys.stderr, flush=True)
         output, _ = running.communicate()
     if running.returncode:
         reason = next((line for line in reversed(output.splitlines()) if "Error" in line or "error" in line), "")
-        raise UserError(failed.where, f"{failed.what} ({reason.strip()[:200]})" if reason else failed.what, failed.mend)
+        raise UserError(where, f"{what} ({reason.strip()[:200]})" if reason else what, mend)

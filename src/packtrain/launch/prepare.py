@@ -36,7 +36,7 @@ def prepare(recipe: Recipe) -> None:
 
     folder = model_folder(recipe.model.path)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
-    native.build(recipe, native.say)
+    native.build(recipe)
     shown = _RowCount(sys.stderr)
     length, seed = recipe.data.max_length, recipe.train.seed
     data = prepare_data(recipe.data, folder, length, seed, shown, recipe.model.add_tokens)

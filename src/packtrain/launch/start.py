@@ -83,9 +83,9 @@ def _reopen(folder: RunFolder, recipe: Recipe) -> RunFolder:
 
 def _adopt(recipe: Recipe) -> Recipe:
     """With what its DeepSpeed JSON says moved into the recipe: the file may be gone when the run is resumed."""
-    return (
-        adopt(recipe, group.size() or num_processes(recipe)) if recipe.parallel.deepspeed_config is not None else recipe
-    )
+    if recipe.parallel.deepspeed_config is None:
+        return recipe  # without looking for GPUs
+    return adopt(recipe, group.size() or num_processes(recipe))
 
 
 def _resolve(asked: Recipe) -> Recipe:

@@ -40,8 +40,8 @@ class Updates:
         """Everything that a checkpoint holds, by name; loading copies into it in place."""
         return training_state(self.named, self.optimizer)
 
-    def loaded(self) -> None:
-        """The tensors of ``state`` have new values: bring them to wherever else they are kept."""
+    def loaded(self, state: dict[str, Any]) -> None:
+        """The tensors of what ``state`` returned have new values: bring them to wherever else they are kept."""
 
 
 class HostUpdates(Updates):
@@ -57,7 +57,7 @@ class HostUpdates(Updates):
                 copy.grad = placed_like(copy, local_tensor(parameter.grad).to("cpu", torch.float32))
                 parameter.grad = None
         super().apply(learning_rate)
-        self.loaded()
+        self._give_back()
 
     def saved(self, parameter: torch.Tensor) -> Any:
         pairs = zip(self.named, self.copies, strict=True)
@@ -66,7 +66,10 @@ class HostUpdates(Updates):
     def state(self) -> dict[str, Any]:
         return training_state(self.copies, self.optimizer)
 
-    def loaded(self) -> None:
+    def loaded(self, state: dict[str, Any]) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
         with torch.no_grad():
             for (_, parameter), (_, copy) in zip(self.named, self.copies, strict=True):
                 local_tensor(parameter).copy_(local_tensor(copy))

@@ -63,15 +63,12 @@ def _zero_states(recipe: Recipe, facts: Facts) -> float:
     assert isinstance(stage, int) and isinstance(recipe.parallel.deepspeed_config, dict), "resolve comes first"
     zero = recipe.parallel.deepspeed_config["zero_optimization"]
     trained, shards = trained_parameters(recipe, model), facts.processes
-    frozen = max(model.num_parameters + (trained if recipe.method.is_adapter else 0) - trained, 0)
-    inside = max(frozen - tables(model), 0)
-    weights = (frozen - inside) * width + inside * stored_bytes(recipe) + trained * width
+    weights = _frozen_bytes(recipe, model) + trained * width
     gradients, masters = trained * width, trained * 12.0
     stepping = trained * 4.0 if stage in (1, 2) else min(trained, zero.get("sub_group_size", 0)) * 4.0
     if stage == 3:
         weights = 0 if recipe.parallel.offload == "params" else weights / shards
-        block = max(model.num_parameters - tables(model), 0) * width / max(model.num_blocks, 1)
-        weights += 3 * block + tables(model) * width
+        weights += _passing(model, width, width)
     if stage >= 2:
         gradients /= shards
     if stage >= 1:
@@ -86,10 +83,20 @@ def _kept(recipe: Recipe, model: ModelFacts) -> float:
     """What all shards together keep on their GPUs for the whole run."""
     if recipe.parallel.offload == "params":
         return 0.0
-    trained = trained_parameters(recipe, model)
-    frozen = model.num_parameters if recipe.method.is_adapter else model.num_parameters - trained
+    return _frozen_bytes(recipe, model) + trained_parameters(recipe, model) * trained_bytes(recipe)
+
+
+def _frozen_bytes(recipe: Recipe, model: ModelFacts) -> float:
+    trained = 0 if recipe.method.is_adapter else trained_parameters(recipe, model)
+    frozen = model.num_parameters - trained
     inside = max(frozen - tables(model), 0)  # what a quantised base stores in less
-    return (frozen - inside) * _width(recipe) + inside * stored_bytes(recipe) + trained * trained_bytes(recipe)
+    return (frozen - inside) * _width(recipe) + inside * stored_bytes(recipe)
+
+
+def _passing(model: ModelFacts, stored: float, width: int) -> float:
+    """Bytes of the blocks that are gathered at once, and of the tables, which stay."""
+    block = max(model.num_parameters - tables(model), 0) * stored / max(model.num_blocks, 1)
+    return 3 * block + tables(model) * width
 
 
 def _gathered(recipe: Recipe, model: ModelFacts) -> float:
@@ -99,8 +106,7 @@ def _gathered(recipe: Recipe, model: ModelFacts) -> float:
     made = 2 * model.hidden * model.intermediate * width if recipe.method.type == "qlora" else 0
     if recipe.parallel.strategy == "fsdp":
         stored = stored_bytes(recipe) if recipe.method.is_adapter else width
-        block = max(model.num_parameters - tables(model), 0) * stored / max(model.num_blocks, 1)
-        return 3 * block + tables(model) * width + made
+        return _passing(model, stored, width) + made
     narrower = width < (4 if recipe.train.master_weights == "fp32" else 2)  # autocast keeps what it cast
     return (trained_parameters(recipe, model) * width if narrower else 0) + made
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,7 @@ class StepResult:
     grad_norm: float
     learning_rate: float
     stop: bool
-    skipped: bool = False
+    skipped: bool
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,20 @@ def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     loss_sum = torch.zeros((), dtype=torch.float32, device=world.device)
     for index, micro in enumerate(micro_batches):
         with strategy.accumulate(last=index == len(micro_batches) - 1):
-            loss = strategy.forward(**micro.to(world.device).inputs)
-            strategy.backward(loss / max(batch.label_count, 1))
-        loss_sum += loss.detach()
+            own_loss = strategy.forward(**micro.to(world.device).inputs)
+            strategy.backward(own_loss / max(batch.label_count, 1))
+        loss_sum += own_loss.detach()
     norm = strategy.clip([p for _, p in session.named], recipe.train.max_grad_norm)
     # The step's one host synchronisation: a non-finite value must be seen before the update, and a stop be agreed.
     shared = world.sum(torch.stack([loss_sum, loss_sum.new_tensor(float(stop.set))]))
     total, stops, grad_norm = torch.stack([*shared, norm.to(shared)]).tolist()
-    result = StepResult(
-        total / max(batch.label_count, 1), grad_norm, learning_rate(session, batch.step), stops > 0
-    )  # fmt: skip
-    skipped = math.isfinite(result.loss) and strategy.skips(result.grad_norm)
+    loss = total / max(batch.label_count, 1)
+    skipped = math.isfinite(loss) and strategy.skips(grad_norm)
     if not skipped:
-        NonFiniteError.check(world, batch.step, result.loss, result.grad_norm, loss_sum, micro_batches)
-    session.updates.apply(result.learning_rate)
-    return replace(result, skipped=skipped)
+        NonFiniteError.check(world, batch.step, loss, grad_norm, loss_sum, micro_batches)
+    rate = learning_rate(session, batch.step)
+    session.updates.apply(rate)
+    return StepResult(loss, grad_norm, rate, stops > 0, skipped)
 
 
 def learning_rate(session: Session, step: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,9 +52,7 @@ class Session:
     @property
     def micro_batches(self) -> int:
         """Forward passes of a step, on each process."""
-        micro = self.recipe.train.micro_batch_size
-        assert isinstance(micro, int)
-        return math.ceil(math.ceil(self.recipe.train.batch_size / self.world.size) / micro)
+        return self.recipe.train.micro_batches(self.world.size)
 
     def save(self) -> Path:
         return self.store.save(self.updates.state(), self.position)
@@ -114,6 +111,7 @@ def _resume(session: Session) -> None:
         session.log.write("warning", message=f"checkpoint passed over: {fault}")
     if newest is None:
         return
-    session.position = session.store.load(newest, session.updates.state())
-    session.updates.loaded()
+    state = session.updates.state()
+    session.position = session.store.load(newest, state)
+    session.updates.loaded(state)
     session.log.write("resume", step=session.position.step, checkpoint=newest.name)

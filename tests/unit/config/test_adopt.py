@@ -14,6 +14,7 @@ from packtrain.config.deepspeed import engine_config, settle
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
 from packtrain.config.rules import check
+from packtrain.config.schema import ParallelSection
 from packtrain.errors import UserError
 
 FACTS = Facts(4, 4, "cuda", 4, 80 * 2**30, True, 16, ModelFacts(8_000_000_000, 32, 4096, 14336, 128256, 8192))
@@ -99,7 +100,7 @@ def test_computed_buckets_can_be_aligned() -> None:
     """Qwen3-8B's block has an odd number of parameters, which ZeRO-1 and 2 refuse as a bucket."""
     odd = ModelFacts(8_190_735_361, 36, 4096, 12288, 151936, 40960)
     for stage in (1, 2, 3):
-        zero = settle(None, stage, odd)["zero_optimization"]
+        zero = settle(ParallelSection(zero_stage=stage), odd)["zero_optimization"]
         assert all(zero[key] % 1024 == 0 for key in zero if key.endswith("bucket_size"))
 
 

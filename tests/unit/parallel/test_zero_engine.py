@@ -58,13 +58,15 @@ def test_the_loss_scale_is_resumed() -> None:
     saved = {key: value.clone() for key, value in updates(dynamic).state().items()}
     fresh = SimpleNamespace(cur_scale=65536.0, cur_iter=0, last_overflow_iter=-1, cur_hysteresis=1, dynamic=True)
     resumed = updates(fresh)
-    for key, value in resumed.state().items():
+    state = resumed.state()
+    for key, value in state.items():
         value.copy_(saved[key])
-    resumed.loaded()
+    resumed.loaded(state)
     assert fresh == dynamic
 
 
 def test_a_fixed_loss_scale_is_saved_too() -> None:
     fixed = updates(SimpleNamespace(cur_scale=128.0, dynamic=False))
-    assert fixed.state()["optimizer/loss_scale"][0] == 128.0
-    fixed.loaded()
+    state = fixed.state()
+    assert state["optimizer/loss_scale"][0] == 128.0
+    fixed.loaded(state)

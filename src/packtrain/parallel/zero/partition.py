@@ -36,10 +36,15 @@ def empty_buffers(model: nn.Module, device: torch.device) -> None:
 
 def shard_of(parameter: Any) -> FlatShard:
     """This rank's range of a partitioned parameter, in the dtype of the arithmetic."""
-    held = parameter.ds_tensor.data.view(-1)
-    start = parameter.ds_zero_partition_rank * len(held)
-    count = min(max(parameter.ds_numel - start, 0), len(held))  # the last ranks may hold padding
-    return FlatShard(parameter.ds_shape, min(start, parameter.ds_numel), held[:count])
+    start, count = held_range(parameter)
+    return FlatShard(parameter.ds_shape, start, parameter.ds_tensor.data.view(-1)[:count])
+
+
+def held_range(parameter: Any) -> tuple[int, int]:
+    """The first element of a partitioned parameter, flattened, that this rank holds, and how many it holds."""
+    size = parameter.partition_numel()
+    start = min(parameter.ds_zero_partition_rank * size, parameter.ds_numel)
+    return start, min(parameter.ds_numel - start, size)  # the last ranks may hold padding
 
 
 def is_partitioned(parameter: torch.Tensor) -> bool:

@@ -59,13 +59,10 @@ class Zero(Strategy):
             return
         empty_buffers(model, self.world.device)
         complete()
-        swapper = None
         for part in materialize_parts(model, model.blocks(), self.world.device):
             yield part
             # Rank 0's values go to all, and each keeps its share of them.
-            holder = nn.ParameterList(part)
-            made = self.deepspeed.zero.Init(holder, config_dict_or_path=self.config, param_swapper=swapper)
-            swapper = made.param_swapper
+            self.deepspeed.zero.Init(nn.ParameterList(part), config_dict_or_path=self.config)
 
     def updates(self, named: Named, make_optimizer: MakeOptimizer) -> Updates:
         optimizer = make_optimizer(named)

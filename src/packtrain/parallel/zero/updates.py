@@ -18,7 +18,7 @@ from torch import nn
 
 from packtrain.parallel.flat import FlatShard
 from packtrain.parallel.updates import Named, Updates, set_learning_rate
-from packtrain.parallel.zero.partition import is_partitioned, shard_of
+from packtrain.parallel.zero.partition import held_range, is_partitioned, shard_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -39,6 +39,10 @@ class Range:
     count: int
     start: int
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The parameter's elements in a tensor like ``flat``, (count,)."""
+        return tensor.detach().view(-1)[self.offset : self.offset + self.count]
+
 
 class ZeroUpdates(Updates):
     """Args:
@@ -52,9 +56,6 @@ class ZeroUpdates(Updates):
         self.engine, self.zero = engine, engine.optimizer
         self.stage: int = engine.zero_optimization_stage()
         self.trained = {id(parameter) for _, parameter in named}
-        self.step_count = torch.zeros((), dtype=torch.float64)
-        self.scaler = torch.zeros(len(_SCALER), dtype=torch.float64)
-        self.read: dict[str, Any] = {}
         self._set_step(0)  # stage 0 has made a step of zero gradients
 
     def apply(self, learning_rate: float) -> None:
@@ -63,7 +64,8 @@ class ZeroUpdates(Updates):
 
     def saved(self, parameter: Any) -> Any:
         if id(parameter) in self.trained:
-            return self._part(parameter)
+            with self._in_memory(self._group(parameter)):
+                return self._part(parameter)
         return shard_of(parameter) if is_partitioned(parameter) else parameter.detach()
 
     def state(self) -> dict[str, Any]:
@@ -71,21 +73,20 @@ class ZeroUpdates(Updates):
             self._allocate(flat)
         state: dict[str, Any] = {}
         for name, parameter in self.named:
-            state[f"model/{name}"] = self._part(parameter)
-            state |= {f"optimizer/{name}/{moment}": self._part(parameter, moment) for moment in _MOMENTS}
-        self.read = {name: state[name] for name in state if self._swaps}
-        self.step_count.fill_(max((float(s["step"]) for s in self.optimizer.state.values() if s), default=0.0))
-        state["optimizer/step"] = self.step_count
+            with self._in_memory(self._group(parameter)):
+                state |= {key: self._part(parameter, moment) for key, moment in _keys(name)}
+        steps = max((float(s["step"]) for s in self.optimizer.state.values() if s), default=0.0)
+        state["optimizer/step"] = torch.tensor(steps, dtype=torch.float64)
         if self.engine.fp16_enabled():
             scaler = self.zero.loss_scaler  # a static one has a scale alone
-            self.scaler.copy_(torch.tensor([float(getattr(scaler, key, 0)) for key in _SCALER]))
-            state["optimizer/loss_scale"] = self.scaler
+            values = [float(getattr(scaler, key, 0)) for key in _SCALER]
+            state["optimizer/loss_scale"] = torch.tensor(values, dtype=torch.float64)
         return state
 
     @torch.no_grad()
-    def loaded(self) -> None:
+    def loaded(self, state: dict[str, Any]) -> None:
         if self.engine.fp16_enabled():
-            for key, value in zip(_SCALER, self.scaler.tolist(), strict=True):
+            for key, value in zip(_SCALER, state["optimizer/loss_scale"].tolist(), strict=True):
                 if hasattr(self.zero.loss_scaler, key):
                     setattr(self.zero.loss_scaler, key, value if key == "cur_scale" else int(value))
         if self.stage == 0:
@@ -96,16 +97,16 @@ class ZeroUpdates(Updates):
         else:
             for group in range(len(self.zero.fp16_groups)):
                 with self._in_memory(group, write=True):
-                    self._write_back(group)
+                    self._write_back(group, state)
                     self.zero._reassign_or_swap_out_partitioned_parameters(group)
             if kept := self.zero.persistent_parameters:
                 kept[0].all_gather(kept)
-        self._set_step(int(self.step_count))
+        self._set_step(int(state["optimizer/step"]))
 
     def _part(self, parameter: nn.Parameter, moment: str | None = None) -> torch.Tensor:
         """This rank's part of a parameter's fp32 weights, or of one of AdamW's moments of it.
 
-        In place, but for what is swapped to a disk: that is a copy.
+        In place, but for what is swapped to a disk: that is a copy, made while it is ``_in_memory``.
         """
         place = self._range(parameter)
         shape = getattr(parameter, "ds_shape", parameter.shape)
@@ -113,15 +114,13 @@ class ZeroUpdates(Updates):
             return FlatShard(shape, 0, torch.empty(0, device=next(iter(self._flats())).device))
         if self.stage == 0:
             return (place.flat if moment is None else self.optimizer.state[place.flat][moment]).detach()
-        group = self._group(parameter)
-        with self._in_memory(group):
-            whole = place.flat if moment is None else self.optimizer.state[place.flat].get(moment)
-            if whole is None:  # swapped out before a first step: there are no moments yet
-                return FlatShard(shape, place.start, torch.zeros(place.count))
-            local = whole.detach().view(-1)[place.offset : place.offset + place.count]
-            return FlatShard(shape, place.start, local.clone() if self._is_swapped(group) else local)
+        whole = place.flat if moment is None else self.optimizer.state[place.flat].get(moment)
+        if whole is None:  # swapped out before a first step: there are no moments yet
+            return FlatShard(shape, place.start, torch.zeros(place.count))
+        local = place.of(whole)
+        return FlatShard(shape, place.start, local.clone() if self._is_swapped(self._group(parameter)) else local)
 
-    def _write_back(self, group: int) -> None:
+    def _write_back(self, group: int, state: dict[str, Any]) -> None:
         """Copy what ``state`` gave of a swapped group, and loading has changed, to where it came from."""
         if not self._is_swapped(group):
             return
@@ -131,21 +130,17 @@ class ZeroUpdates(Updates):
             place = self._range(parameter)
             assert place.flat is not None
             self._allocate(place.flat)
-            for moment in (None, *_MOMENTS):
-                key = f"model/{name}" if moment is None else f"optimizer/{name}/{moment}"
-                whole = place.flat if moment is None else self.optimizer.state[place.flat][moment]
-                whole.detach().view(-1)[place.offset : place.offset + place.count].copy_(self.read[key].local)
+            for key, moment in _keys(name):
+                place.of(place.flat if moment is None else self.optimizer.state[place.flat][moment]).copy_(
+                    state[key].local
+                )
 
     def _group(self, parameter: Any) -> int:
         """Stage 3: the sub-group of a parameter."""
         return int(self.zero.grad_position[self.zero.get_param_id(parameter)][0]) if self.stage == 3 else 0
 
-    @property
-    def _swaps(self) -> bool:
-        return self.stage == 3 and self.zero.swap_optimizer
-
     def _is_swapped(self, group: int) -> bool:
-        return bool(self._swaps and self.zero._swappable_optimizer_subgroup(group))
+        return bool(self.stage == 3 and self.zero._swappable_optimizer_subgroup(group))
 
     @contextmanager
     def _in_memory(self, group: int, write: bool = False) -> Iterator[None]:
@@ -169,10 +164,9 @@ class ZeroUpdates(Updates):
             first = dist.get_rank() * len(flat) - offset  # of this rank's flat tensor, counted in the parameter
             start, end = max(first, 0), min(first + len(flat), parameter.numel())
             return Range(flat, start - first, end - start, start) if start < end else Range(None, 0, 0, 0)
-        group, offset, count = self.zero.grad_position[self.zero.get_param_id(parameter)]
-        start = dist.get_rank() * count
-        own = min(max(parameter.ds_numel - start, 0), count)  # the last ranks may hold padding
-        return Range(self.zero.fp32_partitioned_groups_flat[group], offset, own, min(start, parameter.ds_numel))
+        group, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
+        start, count = held_range(parameter)
+        return Range(self.zero.fp32_partitioned_groups_flat[group], offset, count, start)
 
     @cached_property
     def _offsets(self) -> dict[int, tuple[int, int]]:
@@ -216,3 +210,8 @@ class ZeroUpdates(Updates):
         if isinstance(self.optimizer, torch.optim.AdamW):
             return torch.tensor(float(count), dtype=torch.float32, device=flat.device)
         return count
+
+
+def _keys(name: str) -> list[tuple[str, str | None]]:
+    """What a checkpoint calls a parameter's weights (None) and its moments."""
+    return [(f"model/{name}", None), *((f"optimizer/{name}/{moment}", moment) for moment in _MOMENTS)]
