@@ -26,7 +26,7 @@ from packtrain.cli import app
 from packtrain.errors import UserError
 from packtrain.launch import join, start
 
-def run(folder, recipe, world, stop):
+def run(folder, recipe, world, stop, beat):
     behave = os.environ["BEHAVE"]
     (folder / f"rank-{world.rank}-of-{world.size}").touch()
     assert world.sum(torch.ones(())).item() == world.size

@@ -19,7 +19,7 @@ import torch
 from packtrain.errors import UserError
 from packtrain.launch import worker
 
-def run(folder, recipe, world, stop):
+def run(folder, recipe, world, stop, beat):
     behave = (folder / "behave").read_text()
     world.sum(torch.ones(()))
     if world.rank == 1 and behave == "raise":

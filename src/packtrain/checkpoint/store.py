@@ -7,23 +7,29 @@ the older checkpoints as they were.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import os
-import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
+from packtrain.checkpoint.folders import MANIFEST, read_manifest, sha256, whole
 from packtrain.errors import UserError
 from packtrain.parallel.world import World
 
-MANIFEST = "manifest.json"
-_NAME = re.compile(r"^step-(\d+)$")
+_SPARE_BYTES = 4 << 20  # metadata, the manifest, and what else the run writes meanwhile
+T = TypeVar("T")
+
+
+class SaveFailedError(Exception):
+    """A checkpoint could not be written; raised on every rank. The older ones are untouched."""
 
 
 @dataclass(frozen=True)
@@ -48,39 +54,24 @@ class CheckpointStore:
         self.folder, self.keep, self.world, self.belongs_to = folder, keep, world, belongs_to
 
     def save(self, state: dict[str, torch.Tensor], position: Position) -> Path:
-        """Write a checkpoint; every rank calls this at the same step. Returns its folder, whole."""
+        """Write a checkpoint; every rank calls this at the same step. Returns its folder, whole.
+
+        Raises:
+            SaveFailedError: the disk is full or fails; what was begun is removed again.
+        """
         final = self.folder / f"step-{position.step}"
         temporary = final.with_name(final.name + ".tmp")
-        if self.world.is_main:
-            for unfinished in self.folder.glob("*.tmp"):  # of a save or a removal that was killed
-                shutil.rmtree(unfinished)
-            temporary.mkdir(parents=True)
-        self.world.barrier()
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(temporary))
-        hashes = self._hash_own(temporary)
-        if self.world.is_main:
-            self._complete(temporary, final, hashes, position)
-        self.world.barrier()
+        needed = sum(value.numel() * value.element_size() for value in state.values())
+        try:
+            self._together(lambda: self._begin(temporary, needed))
+            self._write(state, temporary)
+            hashes = self._hash_own(temporary)
+            self._together(lambda: self._complete(temporary, final, hashes, position))
+        except SaveFailedError:
+            if self.world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)  # the next save tries again
+            raise
         return final
-
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that verifies, and what is wrong with the newer ones that were passed over."""
-        passed_over: list[str] = []
-        for path in reversed(self.all()):
-            fault = faults(path)
-            if fault is None:
-                return path, passed_over
-            passed_over.append(fault)
-        return None, passed_over
-
-    def all(self) -> list[Path]:
-        """Whole checkpoints by step, unverified."""
-        if not self.folder.is_dir():
-            return []
-        found = [
-            (int(m[1]), p) for p in self.folder.iterdir() if (m := _NAME.match(p.name)) and (p / MANIFEST).is_file()
-        ]
-        return [path for _, path in sorted(found)]
 
     def load(self, path: Path, state: dict[str, torch.Tensor]) -> Position:
         """Copy a checkpoint into the tensors of ``state``, whatever number of processes wrote it."""
@@ -99,19 +90,56 @@ class CheckpointStore:
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
         return Position(**manifest["position"])
 
+    def _together(self, action: Callable[[], T]) -> T:
+        """Do something on every rank; where it fails on one, all of them hear of it."""
+        value, fault = None, None
+        try:
+            value = action()
+        except OSError as error:
+            fault = f"rank {self.world.rank}: {error}"
+        for found in self.world.gather(fault):
+            if found:
+                raise SaveFailedError(found)
+        return value  # type: ignore[return-value]
+
+    def _begin(self, temporary: Path, needed: int) -> None:
+        if not self.world.is_main:
+            return
+        for unfinished in self.folder.glob("*.tmp"):  # of a save or a removal that was killed
+            shutil.rmtree(unfinished)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed + _SPARE_BYTES:
+            raise OSError(errno.ENOSPC, f"it takes {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} MiB are free")
+        temporary.mkdir()
+
+    def _write(self, state: dict[str, torch.Tensor], temporary: Path) -> None:
+        """The shards. What fails on one rank is raised on all of them."""
+        try:
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(temporary))
+        except CheckpointException as error:
+            rank, (cause, _) = next(iter(error.failures.items()))
+            if not isinstance(cause, OSError | RuntimeError):  # torch's writer turns a full disk into the latter
+                raise
+            raise SaveFailedError(f"rank {rank}: {str(cause).splitlines()[0]}") from error
+
     def _hash_own(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Sizes and hashes of all files, each rank hashing a share of them."""
         self.world.barrier()  # .metadata is written last, by one rank
-        files = sorted(p for p in folder.iterdir() if p.is_file())
-        mine = {
-            p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in files[self.world.rank :: self.world.size]
-        }
+
+        def hash_share() -> dict[str, dict[str, Any]]:
+            files = sorted(p for p in folder.iterdir() if p.is_file())[self.world.rank :: self.world.size]
+            return {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in files}
+
+        mine = self._together(hash_share)
         merged: dict[str, dict[str, Any]] = {}
         for part in self.world.gather(mine):
             merged.update(part)  # type: ignore[call-overload]
         return merged
 
     def _complete(self, temporary: Path, final: Path, hashes: dict[str, Any], position: Position) -> None:
+        if not self.world.is_main:
+            return
         keys = list(dcp.FileSystemReader(temporary).read_metadata().state_dict_metadata)
         manifest = {
             "belongs_to": self.belongs_to,
@@ -128,35 +156,8 @@ class CheckpointStore:
             shutil.rmtree(final)
         os.rename(temporary, final)
         _sync_folder(self.folder)
-        for old in self.all()[: -self.keep]:
+        for old in list(whole(self.folder).values())[: -self.keep]:
             _remove(old)
-
-
-def faults(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None: every file is there with its size and hash."""
-    try:
-        manifest = read_manifest(path)
-    except (OSError, ValueError) as error:
-        return f"{path.name}: no readable {MANIFEST} ({error})"
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            return f"{path.name}: {name} is missing"
-        if file.stat().st_size != expected["size"]:
-            return f"{path.name}: {name} has {file.stat().st_size} of {expected['size']} bytes"
-        if sha256(file) != expected["sha256"]:
-            return f"{path.name}: {name} is damaged (its hash differs)"
-    return None
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    return manifest
-
-
-def sha256(file: Path) -> str:
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _remove(folder: Path) -> None:

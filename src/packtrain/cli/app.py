@@ -16,7 +16,7 @@ from packtrain import __version__
 from packtrain.cli import runs
 from packtrain.errors import UserError
 from packtrain.launch.group import quiet_rank
-from packtrain.launch.process import leave_at_once
+from packtrain.launch.process import keep_files_private, leave_at_once
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's UsageError: newer versions of typer bring their own click, whose modules are private."""
@@ -42,6 +42,7 @@ def main() -> None:
     """The console script."""
     # OpenMP's threads wait by spinning; on cores that others use too, CPU runs then lose half of their speed.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_files_private()
     status = run(sys.argv[1:])
     if "torch" in sys.modules:
         leave_at_once(status)
@@ -89,14 +90,21 @@ def _options(
 
 
 @app.command()
-def train(recipe: RecipePath, overrides: Overrides = None) -> int:
-    """Train a recipe on all GPUs of this machine.
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    detach: runs.Detach = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run of this output.name if it exists, else start it.")
+    ] = False,
+) -> int:
+    """Train a recipe on all GPUs of this machine, once they are free.
 
     With launch.processes=N on N processes, on a CPU too. Under torchrun or srun it joins the group it finds.
     """
     from packtrain.launch.start import start
 
-    return start(recipe, overrides or [])
+    return start(recipe, overrides or [], detach, resume)
 
 
 @app.command()

@@ -20,6 +20,8 @@ def resolve(recipe: Recipe, facts: Facts) -> Recipe:
     recipe = recipe.model_copy(deep=True)
     recipe.launch.device = facts.device  # type: ignore[assignment]
     recipe.launch.processes = facts.processes
+    if recipe.launch.gpus == "auto":
+        recipe.launch.gpus = facts.local_processes if facts.device == "cuda" else 0
     _resolve_method(recipe, facts)
     _resolve_data(recipe, facts)
     if recipe.train.precision == "auto":

@@ -23,6 +23,20 @@ def _too_many_processes(recipe: Recipe, facts: Facts) -> Broken:
     return None
 
 
+def _gpus(recipe: Recipe, facts: Facts) -> Broken:
+    gpus, processes = recipe.launch.gpus, recipe.launch.processes
+    if gpus == "auto" or (gpus == 0 and facts.device == "cpu"):
+        return None
+    if facts.device == "cpu":
+        return f"gpus {gpus} on a CPU", "leave it out, or set launch.device to cuda"
+    if isinstance(gpus, list) and (len(set(gpus)) < len(gpus) or max(gpus) >= facts.num_gpus):
+        return f"gpus {gpus} of {facts.num_gpus} visible ones", f"choose different ones from 0 to {facts.num_gpus - 1}"
+    number = recipe.launch.num_gpus
+    if processes not in ("auto", number):
+        return f"{number} GPUs for {processes} processes", f"set launch.processes to {number}, or leave it out"
+    return None
+
+
 def _single_needs_one(recipe: Recipe, facts: Facts) -> Broken:
     if recipe.parallel.strategy == "single" and facts.processes > 1:
         what = f"strategy single with {facts.processes} processes"
@@ -254,6 +268,7 @@ def _too_long(recipe: Recipe, facts: Facts) -> Broken:
 RULES: tuple[Rule, ...] = (
     Rule("launch.device", "error", _cuda_absent),
     Rule("launch.processes", "error", _too_many_processes),
+    Rule("launch.gpus", "error", _gpus),
     Rule("parallel.strategy", "error", _single_needs_one),
     Rule("parallel.shard_size", "error", _shard_size_divides),
     Rule("parallel.shard_size", "error", _shard_size_needs_fsdp),

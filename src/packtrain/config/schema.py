@@ -283,14 +283,34 @@ class LogSection(Section):
     project: str = Field("packtrain", description="Project name for wandb.")
 
 
+Duration = Annotated[str, Field(pattern=r"^\d+(\.\d+)?(s|m|h)$")]
+
+
 class LaunchSection(Section):
     processes: Auto | PositiveInt = Field(
         "auto", description="Processes on this machine. `auto`: one per GPU, or one on the CPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is a GPU.")
-    timeout: str = Field(
-        "10m", pattern=r"^\d+(\.\d+)?(s|m|h)$", description="How long a process waits for the others: 30s, 10m, 1h."
+    gpus: Auto | Annotated[int, Field(ge=0)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = (
+        Field(
+            "auto",
+            description="The GPUs of this machine that a run takes: how many, or which, as [0, 2] in nvidia-smi's "
+            "numbering; it waits until they are free. `auto`: all.",
+        )
     )
+    timeout: Duration = Field("10m", description="How long a process waits for the others: 30s, 10m, 1h.")
+    heartbeat: Duration = Field(
+        "20s",
+        description="A process that shows no progress for so long, and for five times its longest pause so far, while "
+        "the others wait for it, is taken for hung, and the run ends.",
+    )
+
+    @property
+    def num_gpus(self) -> int | None:
+        """How many GPUs are asked for; None: that is left to Packtrain."""
+        if self.gpus == "auto":
+            return None
+        return len(self.gpus) if isinstance(self.gpus, list) else self.gpus
 
 
 class OutputSection(Section):

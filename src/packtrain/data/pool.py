@@ -16,6 +16,7 @@ from packtrain.data.encode import Encoder
 from packtrain.data.files import CHUNK_BYTES, Chunk, LineChunk, ValueChunk
 from packtrain.data.formats import Reader, choose_reader
 from packtrain.data.sources import Source
+from packtrain.inherited import die_with
 
 # Below this, starting processes costs more than they save.
 POOL_BYTES = 8 * CHUNK_BYTES
@@ -107,6 +108,9 @@ _worker: tuple[Encoder, Reader] | None = None
 
 def _start_worker(job: Job, arguments: ReaderArguments) -> None:
     global _worker
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    die_with(parent.pid)  # else it would wait for rows for ever
     # One thread a worker: the workers are the parallelism. This is the worker's own environment.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _worker = Encoder(job), arguments.reader()

@@ -47,8 +47,11 @@ def gather_facts(recipe: Recipe, processes: int | None = None) -> Facts:
 
 def num_processes(recipe: Recipe) -> int:
     """Processes of a run that this machine starts."""
-    if recipe.launch.processes != "auto":
-        return recipe.launch.processes
+    launch = recipe.launch
+    if launch.processes != "auto":
+        return launch.processes
+    if launch.num_gpus and launch.device != "cpu":
+        return launch.num_gpus
     return max(usable_gpus(recipe), 1)
 
 

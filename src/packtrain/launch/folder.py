@@ -6,25 +6,35 @@ import fcntl
 import json
 import os
 import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from packtrain.errors import UserError
 from packtrain.launch.process import ProcessId
 
 ACTIVE = ("queued", "starting", "running", "saving")
 """States that somebody must be alive for."""
-LOST_AFTER_SECONDS = 60.0
+LOST_AFTER_SECONDS = 120.0
 """Silence after which a run on another host is given up; on this host its process is looked at."""
+Request = Literal["stop", "kill"]
 
 
 @dataclass
 class Status:
-    """What ``status.json`` holds."""
+    """What ``status.json`` holds.
+
+    Attributes:
+        group: the batch job or torchrun group that the processes belong to; empty: the supervisor's own.
+        gpus: identities of the GPUs that the run owns.
+        note: what it waits for while it is queued.
+        parent: the run and step that it was forked from.
+    """
 
     name: str
     state: str = "queued"
@@ -34,6 +44,10 @@ class Status:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     cwd: str = ""
+    group: str = ""
+    gpus: list[str] = field(default_factory=list)
+    note: str = ""
+    parent: str = ""
     error: dict[str, Any] | None = None
     exit: int | None = None
 
@@ -57,12 +71,32 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.final = self.path / "final"
+        self._request = self.path / ".request"
+        self._told = False
 
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
     def error(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.error.json"
+
+    def beat(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.beat"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What the supervisor of a detached run prints."""
+        return self.logs / "supervisor.log"
+
+    def ask(self, request: Request) -> None:
+        """Ask whoever leads the run, on whatever host, to stop with a checkpoint or to end at once."""
+        write_text(self._request, request)
+
+    def asked_for(self) -> Request | None:
+        try:
+            return "kill" if self._request.read_text() == "kill" else "stop"
+        except FileNotFoundError:
+            return None
 
     @classmethod
     def create(cls, output_folder: str | Path, name: str) -> RunFolder:
@@ -79,7 +113,8 @@ class RunFolder:
             what = f"{folder.path} cannot be made ({error.strerror})"
             raise UserError("output.folder", what, "give a folder you may write to") from error
         now = time.time()
-        folder._write_status(Status(name=name, created=now, updated=now, cwd=os.getcwd()))
+        own = asdict(ProcessId.of(os.getpid()))  # until its supervisor takes over
+        folder._write_status(Status(name=name, created=now, updated=now, supervisor=own, cwd=os.getcwd()))
         return folder
 
     @classmethod
@@ -123,6 +158,15 @@ class RunFolder:
             self._write_status(status)
         return status
 
+    def try_update_status(self, **changes: Any) -> None:
+        """As ``update_status``, where a full disk must not end the run: that is said once, on stderr."""
+        try:
+            self.update_status(**changes)
+        except OSError as error:
+            if not self._told:
+                print(f"packtrain: warning: {self.status} cannot be written ({error})", file=sys.stderr, flush=True)
+            self._told = True
+
     def derived_state(self, status: Status | None = None) -> str:
         """The state, or ``lost`` where it says that somebody works on the run and nobody does."""
         status = status or self.read_status()
@@ -136,10 +180,19 @@ class RunFolder:
         supervisor = status.supervisor_id
         if supervisor is None:
             # Between the folder's creation and the first status of its supervisor.
-            return status.state in ACTIVE and time.time() - status.updated < LOST_AFTER_SECONDS
+            return status.state in ACTIVE and self.silence() < LOST_AFTER_SECONDS
         if supervisor.here:
             return supervisor.alive()
-        return status.state in ACTIVE and time.time() - status.updated < LOST_AFTER_SECONDS
+        return status.state in ACTIVE and self.silence() < LOST_AFTER_SECONDS
+
+    def silence(self) -> float:
+        """Seconds since status.json was written, both moments by the file server's clock, not by this host's."""
+        written = self.status.stat().st_mtime
+        try:
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                return os.fstat(probe.fileno()).st_mtime - written
+        except OSError:  # somebody else's run, or a full disk
+            return time.time() - written
 
     @contextmanager
     def led(self) -> Iterator[None]:
@@ -150,6 +203,7 @@ class RunFolder:
             except BlockingIOError:
                 mend = f"watch it with `packtrain runs show {self.name}`"
                 raise UserError(self.name, "is running already", mend) from None
+            self._request.unlink(missing_ok=True)  # of the part before
             yield
 
     def _exists(self) -> UserError:
@@ -176,8 +230,12 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """As ``write_json``, for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -27,6 +27,23 @@ def size() -> int | None:
     return int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_STEP_NUM_TASKS"])
 
 
+def identity() -> str:
+    """The batch job or torchrun group that this process belongs to, and which of its starts; empty outside of one."""
+    if not in_group():
+        return ""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return f"slurm-{job}/{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else f"torchrun-{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def succeeds(earlier: str) -> bool:
+    """Whether this process belongs to a later start of the job ``earlier``, whose processes are gone for sure."""
+    job, _, start = identity().rpartition("/")
+    earlier_job, _, earlier_start = earlier.rpartition("/")
+    return job != "" and job == earlier_job and int(start) > int(earlier_start)
+
+
 def quiet_rank() -> bool:
     """Whether another process of this node says the same: one of each node prints the user's mistake."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0" and in_group()

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import faulthandler
+import math
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packtrain.config import Recipe
 from packtrain.errors import UserError
-from packtrain.launch import failure, summary, worker
+from packtrain.launch import failure, group, summary, worker
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.prepare import prepare
-from packtrain.launch.process import ProcessId, StopFlag
+from packtrain.launch.process import (
+    DUMP_STACKS,
+    ProcessId,
+    StopFlag,
+    die_with_agent,
+    keep_files_private,
+    leave_at_once,
+)
 from packtrain.launch.progress import Progress
 from packtrain.launch.scores import score_final
-from packtrain.launch.supervisor import HEARTBEAT_SECONDS, Outcome
+from packtrain.launch.secrets import redact
+from packtrain.launch.supervisor import GRACE_SECONDS, HEARTBEAT_SECONDS, WORD_SECONDS, Outcome
+from packtrain.launch.watch import HangWatch
 from packtrain.metrics.reader import EventReader
 
 if TYPE_CHECKING:
@@ -35,6 +47,9 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
     from packtrain.config.schema import seconds
     from packtrain.parallel import world
 
+    die_with_agent()
+    keep_files_private()
+    faulthandler.register(DUMP_STACKS)
     stop = StopFlag()
     stop.listen()
     prepare(recipe)
@@ -43,8 +58,9 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         folder = _agree_on_folder(here, open_folder, held)
         recipe.output.name = folder.name
         try:
+            attend = Attendant(folder, here, stop, seconds(recipe.launch.heartbeat))
             with _shown(folder, here):
-                state = worker.train(folder, recipe, here, stop)
+                state = worker.train(folder, recipe, here, stop, [attend])
         except BaseException as error:  # noqa: BLE001 - the end of a rank: recorded, then it leaves
             _record(folder, failure.describe(error, here.rank))
             worker.raise_at_once(folder, error)
@@ -82,15 +98,60 @@ def _lead(folder: RunFolder, held: ExitStack) -> RunFolder:
     held.enter_context(folder.led())
     for path in folder.logs.glob("rank-*.error.json"):
         path.unlink()
+    for path in folder.logs.glob("rank-*.beat"):
+        path.unlink()
     own = asdict(ProcessId.of(os.getpid()))
-    folder.update_status(state="starting", supervisor=own, ranks=[], command=sys.argv, error=None, exit=None)
+    command = [redact(word) for word in sys.argv]
+    cleared: dict[str, Any] = {"ranks": [], "gpus": [], "error": None, "exit": None, "note": ""}
+    folder.update_status(state="starting", supervisor=own, command=command, group=group.identity(), **cleared)
     return folder
 
 
+class Attendant:
+    """What a rank does beside training where no supervisor does it, about once a second.
+
+    Rank 0 hears of requests and finds the rank that hangs; the others leave when the run has ended without them.
+    """
+
+    def __init__(self, folder: RunFolder, here: World, stop: StopFlag, heartbeat: float) -> None:
+        self.folder, self.here, self.stop = folder, here, stop
+        self.hangs = HangWatch([folder.beat(rank) for rank in range(here.size)], heartbeat)
+        self.ended_at = math.inf
+
+    def __call__(self) -> None:
+        if self.here.is_main:
+            self._lead()
+        else:
+            self._follow()
+
+    def _lead(self) -> None:
+        request = self.folder.asked_for()
+        self.stop.set = self.stop.set or request == "stop"
+        if request == "kill":
+            self.folder.update_status(state="stopped", exit=130)
+            leave_at_once(130)
+        if found := self.hangs.hung():
+            first = failure.from_silence(self.folder, *found)
+            self.folder.update_status(state="failed", error=first.as_status(), exit=1)
+            print(first.message, file=sys.stderr)
+            leave_at_once(1)
+
+    def _follow(self) -> None:
+        if self.folder.read_status().exit is None:
+            self.ended_at = math.inf
+        else:
+            self.ended_at = min(self.ended_at, time.monotonic())
+        if time.monotonic() - self.ended_at > GRACE_SECONDS:
+            print("the run has ended on rank 0", file=sys.stderr)
+            leave_at_once(1)
+
+
 def _record(folder: RunFolder, found: failure.Failure) -> None:
-    """The first rank to fail says so in status.json; those that only lost it do not."""
-    status = folder.read_status()
-    if status.error is None and not found.consequence:
+    """The first rank to fail says so in status.json; one that only lost it waits for its word, which may never come."""
+    if found.consequence:
+        time.sleep(2 * WORD_SECONDS)
+        found.mend = "a process or a node was lost: see the logs of the others, then resume the run"
+    if folder.read_status().error is None:
         folder.update_status(state="failed", error=found.as_status(), exit=2 if found.kind == "user" else 1)
 
 
@@ -105,7 +166,7 @@ def _shown(folder: RunFolder, here: World) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(HEARTBEAT_SECONDS):
-            folder.update_status()
+            folder.try_update_status()
             progress.update()
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,8 +13,11 @@ from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
 from packtrain.launch import group, native
+from packtrain.launch.facts import model_facts
 from packtrain.launch.folder import RunFolder, write_json, write_text
+from packtrain.launch.secrets import refuse_secrets
 from packtrain.models.locate import model_folder
+from packtrain.plan.disk import disk
 
 
 def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
@@ -31,10 +35,11 @@ def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
 
 
 def prepare(recipe: Recipe) -> None:
-    """Fetch the model if it must be fetched, and bring the data into the cache."""
+    """Fetch the model if it must be fetched, see that the disk can hold the run, and bring the data into the cache."""
     from packtrain.data import prepare_data
 
     folder = model_folder(recipe.model.path)
+    _refuse_full_disk(recipe, folder)
     assert isinstance(recipe.data.max_length, int), "resolve comes first"
     native.build(recipe)
     shown = _RowCount(sys.stderr)
@@ -49,6 +54,23 @@ def prepare(recipe: Recipe) -> None:
     if rows < processes:
         what = f"{rows} rows for {processes} processes"
         raise UserError("data.train", what, f"give more rows, or set launch.processes to at most {rows}")
+
+
+def _refuse_full_disk(recipe: Recipe, model: Path) -> None:
+    """Before anything is prepared: what the run will write must fit, less what it has written already."""
+    plan = disk(recipe, model_facts(model))
+    output = Path(recipe.output.folder).expanduser().absolute()
+    written = sum(path.stat().st_size for path in (output / recipe.output.name).rglob("*") if path.is_file())
+    there = next(path for path in (output, *output.parents) if path.exists())
+    needed, free = plan.total - written, shutil.disk_usage(there).free
+    if needed > free:
+        checkpoints = f"{plan.checkpoints} checkpoints of {_size(plan.checkpoint)} and a model of {_size(plan.final)}"
+        what = f"{there} has {_size(free)} free, and the run will write {_size(needed)} there ({checkpoints})"
+        raise UserError("output.folder", what, "free some space, lower checkpoint.keep or give another folder")
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 class _RowCount:
@@ -77,6 +99,7 @@ class _RowCount:
 
 def create(recipe: Recipe, asked: Recipe) -> RunFolder:
     """The run's folder with both recipes in it; the last thing that the user's input can make fail."""
+    refuse_secrets(dump_recipe(asked))
     folder = RunFolder.create(recipe.output.folder, recipe.output.name)
     write_text(folder.asked, dump_recipe(asked))
     write_recipe(folder, recipe)

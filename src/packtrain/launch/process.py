@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -16,8 +15,11 @@ from typing import NoReturn
 
 import psutil
 
+from packtrain.inherited import die_with
+
 SUPERVISOR_PID = "PACKTRAIN_SUPERVISOR_PID"
-_PR_SET_PDEATHSIG = 1
+DUMP_STACKS = signal.SIGUSR1
+"""At this signal a worker prints where its threads are; it goes on."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +77,34 @@ class StopFlag:
 
 def die_with_supervisor() -> None:
     """Ask the kernel for SIGKILL at the supervisor's death, whatever kills it."""
-    expected = int(os.environ[SUPERVISOR_PID])
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # It may have died between fork and the line above: then the kernel has nothing left to tell us.
-    if os.getppid() != expected:
-        os._exit(1)
+    die_with(int(os.environ[SUPERVISOR_PID]))
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def die_with_agent() -> None:
+    """The same under torchrun, whose agent started this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
+
+
+def listen_on_free_port() -> socket.socket:
+    """A socket that listens on a free TCP port of 127.0.0.1: whoever inherits it has the port for sure."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
+    return listener
+
+
+def keep_files_private() -> None:
+    """New files are writable by their owner only, whatever the umask was."""
+    os.umask(os.umask(0o022) | 0o022)
 
 
 class WorkerProcess:
     """One rank, in a session of its own, its output in its log."""
 
-    def __init__(self, rank: int, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, rank: int, command: Sequence[str], env: Mapping[str, str], log: Path, pass_fds: Sequence[int] = ()
+    ) -> None:
         self.rank = rank
         self.exit: int | None = None
         with log.open("ab") as sink:
@@ -105,6 +115,7 @@ class WorkerProcess:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
         self.id = ProcessId.of(self._process.pid)
 
@@ -129,3 +140,28 @@ class WorkerProcess:
         """End the worker with its whole process group. Safe until ``poll`` has returned a status."""
         if self.exit is None:
             os.killpg(self.id.pid, signal.SIGKILL)
+
+    def dump_stacks(self) -> None:
+        """Have the worker write where each of its threads is to its log."""
+        if self.poll() is None:
+            self._process.send_signal(DUMP_STACKS)
+
+
+class Guard:
+    """A shell that kills the workers' groups when this process is gone, however it went.
+
+    The kernel ends the workers themselves (``die_with_supervisor``), but not what they have started.
+    """
+
+    def __init__(self, groups: Sequence[int]) -> None:
+        script = 'read -r _; for group; do kill -KILL -- "-$group" 2>/dev/null; done'
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", script, "guard", *map(str, groups)], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def close(self) -> None:
+        """Dismiss it, once the workers have ended: their numbers may be others' soon."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()

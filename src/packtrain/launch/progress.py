@@ -64,7 +64,7 @@ class Progress:
         due = step - self._shown_step >= PLAIN_STEPS or now - self._shown_time >= PLAIN_SECONDS
         if due or step == self.total_steps:
             self._shown_step, self._shown_time = step, now
-            self.line(f"step {step}/{self.total_steps}  {_numbers(event)}")
+            self.line(f"step {step}/{self.total_steps or '?'}  {_numbers(event)}")
 
 
 class TerminalProgress(Progress):

@@ -1,16 +1,19 @@
-"""The runs of an output folder: listed, found by name, stopped. Starts without torch."""
+"""The runs of an output folder: listed, found by name, stopped, deleted. Starts without torch."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.errors import UserError, nearest
-from packtrain.launch.folder import RunFolder
+from packtrain.launch.folder import ACTIVE, RunFolder
 from packtrain.metrics.reader import last_events
+
+KILL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,59 @@ def find_run(name_or_path: str, output_folder: str | Path = "runs") -> RunFolder
     raise UserError(name_or_path, f"no such run in {output_folder}", mend)
 
 
-def stop_run(folder: RunFolder, at_once: bool = False, wait_seconds: float = 0.0) -> str:
-    """Ask a run to write a checkpoint and stop, or end it at once. Returns its state afterwards."""
+def stop_run(folder: RunFolder, wait_seconds: float = 0.0) -> str:
+    """Ask a run, on whatever host, to write a checkpoint and end. Returns its state after the wait."""
+    _refuse_unless_running(folder)
+    folder.ask("stop")
+    _wait_for_end(folder, wait_seconds)
+    return folder.derived_state()
+
+
+def kill_run(folder: RunFolder) -> str:
+    """End a run at once, without a checkpoint. Returns its state afterwards.
+
+    One whose supervisor does not answer is killed: its workers go with it.
+    """
+    _refuse_unless_running(folder)
+    folder.ask("kill")
+    _wait_for_end(folder, KILL_SECONDS)
     status = folder.read_status()
     supervisor = status.supervisor_id
-    if supervisor is None or not folder.alive(status):
+    if supervisor is not None and supervisor.here and supervisor.alive():
+        os.kill(supervisor.pid, signal.SIGKILL)
+        _wait_for_end(folder, KILL_SECONDS)
+        folder.update_status(state="stopped", exit=130)
+    return folder.derived_state()
+
+
+def delete_run(folder: RunFolder) -> None:
+    """Remove a run's folder. It disappears from the list at once, even if the removal is interrupted.
+
+    Raises:
+        UserError: the run is alive, or its folder is a link.
+    """
+    if folder.path.is_symlink():
+        raise UserError(folder.name, f"{folder.path} is a link", "delete what it points to")
+    if folder.alive():
+        raise UserError(folder.name, "is running", f"stop it first: `packtrain runs stop {folder.name}`")
+    doomed = folder.path.with_name(f".{folder.name}.deleted-{os.getpid()}")
+    os.rename(folder.path, doomed)
+    shutil.rmtree(doomed)
+
+
+def size_of(folder: RunFolder) -> int:
+    """Bytes of all files of a run; of those that runs share by links too."""
+    return sum(path.lstat().st_size for path in folder.path.rglob("*") if path.is_file())
+
+
+def _refuse_unless_running(folder: RunFolder) -> None:
+    status = folder.read_status()
+    if status.state not in ACTIVE or not folder.alive(status):
         state = folder.derived_state(status)
         raise UserError(folder.name, f"is not running (it is {state})", "see `packtrain runs`")
-    if not supervisor.here:
-        raise UserError(folder.name, f"runs on {supervisor.host}", f"stop it on {supervisor.host}")
-    os.kill(supervisor.pid, signal.SIGTERM)
-    if at_once:
-        time.sleep(0.3)  # two signals at the same moment would arrive as one
-        if supervisor.alive():
-            os.kill(supervisor.pid, signal.SIGTERM)
-    deadline = time.monotonic() + wait_seconds
-    while supervisor.alive() and time.monotonic() < deadline:
+
+
+def _wait_for_end(folder: RunFolder, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while folder.alive() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return folder.derived_state()

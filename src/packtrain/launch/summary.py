@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from packtrain.launch.failure import Failure
 from packtrain.launch.folder import RunFolder
 from packtrain.metrics.reader import Event, last_events
 
@@ -20,22 +21,20 @@ def ended(folder: RunFolder, state: str) -> list[str]:
     lines = [f"{state}: {_numbers(events)}" if events else state]
     lines += [f"curve: {path}" for path in sorted(folder.path.glob("*.png"))]
     if state == "stopped":
-        return [*lines, f"continue it with: packtrain runs resume {_call_it(folder)}"]
+        return [*lines, f"continue it with: packtrain runs resume {call_it(folder)}"]
     if folder.final.is_dir():
         lines.append(f"model: {folder.final}")
         commands = [name for name, module in _NEXT.items() if find_spec(module)]
-        lines += [f"next:  packtrain {name} {_call_it(folder)}" for name in commands]
+        lines += [f"next:  packtrain {name} {call_it(folder)}" for name in commands]
     return lines
 
 
-def failed(failure: Failure) -> list[str]:
-    """What to say about a run that a rank brought down."""
-    if failure.kind in ("signal", "exit"):
-        return [failure.message, *_log_tail(failure.log)]
-    lines = [f"rank {failure.rank} failed: {failure.message}", *_log_tail(failure.log)]
-    if failure.kind == "oom":
-        lines.append("mend: train.micro_batch_size=1, parallel.recompute=full or a lower data.max_length")
-    return lines
+def failed(error: Mapping[str, Any], log_lines: int = LOG_LINES) -> list[str]:
+    """What to say about a run that a rank brought down: the ``error`` of its status, and the end of its log."""
+    rank, message = error["rank"], error["message"]
+    who = f"rank {rank} failed: " if rank >= 0 else "the supervisor failed: "
+    lines = [message if message.startswith("rank ") else who + message, *_log_tail(error["log"], log_lines)]
+    return [*lines, f"mend: {error['mend']}"] if error.get("mend") else lines
 
 
 def _numbers(events: dict[str, Event]) -> str:
@@ -52,14 +51,14 @@ def _numbers(events: dict[str, Event]) -> str:
     return ", ".join(parts)
 
 
-def _log_tail(log: str) -> list[str]:
+def _log_tail(log: str, count: int) -> list[str]:
     path = Path(log)
     if not log or not path.exists():
         return []
-    lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    lines = path.read_text(errors="replace").splitlines()[-count:]
     return [*(f"  | {line}" for line in lines), f"log: {path}"]
 
 
-def _call_it(folder: RunFolder) -> str:
+def call_it(folder: RunFolder) -> str:
     """The shortest name that finds this run from here."""
     return folder.name if folder.path == Path("runs").absolute() / folder.name else str(folder.path)

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import Any
 
+from packtrain.inherited import STORE_FD
 from packtrain.launch import failure
 from packtrain.launch.failure import Failure
 from packtrain.launch.folder import RunFolder
-from packtrain.launch.process import SUPERVISOR_PID, ProcessId, WorkerProcess, free_port
+from packtrain.launch.gpus import Claim, Reservation
+from packtrain.launch.out_of_memory import memory_advice
+from packtrain.launch.process import (
+    SUPERVISOR_PID,
+    Guard,
+    ProcessId,
+    WorkerProcess,
+    keep_files_private,
+    listen_on_free_port,
+)
+from packtrain.launch.watch import HangWatch
 
 POLL_SECONDS = 0.1
 HEARTBEAT_SECONDS = 2.0
@@ -22,6 +35,10 @@ WORD_SECONDS = 1.0
 """How long the other ranks get to write down what they saw when one has failed."""
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL for the ranks that a failed one left behind."""
+STACKS_SECONDS = 0.5
+"""How long the ranks get to write where they are when one hangs."""
+QUEUE_SECONDS = 2.0
+"""Between two looks at the GPUs of a run that waits for them."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -42,16 +59,20 @@ def supervise(
     folder: RunFolder,
     command: Sequence[str],
     processes: int,
-    env: Mapping[str, str] | None = None,
     watch: Callable[[], None] = lambda: None,
+    reservation: Reservation | None = None,
+    on_wait: Callable[[str], None] = lambda reason: None,
+    heartbeat: float = float("inf"),
 ) -> Outcome:
     """Run ``command`` as ``processes`` ranks until all have ended; none is left behind, however this returns.
 
     Args:
-        env: added to this process's environment for every rank.
         watch: called about ten times a second, to show progress.
+        reservation: the GPUs that the run waits for first, and owns until its last process has ended.
+        on_wait: called with what it waits for, whenever that changes.
+        heartbeat: seconds without a sign of life after which a rank is taken for hung (see ``HangWatch``).
     """
-    return _Supervisor(folder, command, processes, dict(env or {}), watch).run()
+    return _Supervisor(folder, command, processes, watch, reservation, on_wait, heartbeat).run()
 
 
 class _Supervisor:
@@ -60,41 +81,84 @@ class _Supervisor:
         folder: RunFolder,
         command: Sequence[str],
         processes: int,
-        env: dict[str, str],
         watch: Callable[[], None],
+        reservation: Reservation | None,
+        on_wait: Callable[[str], None],
+        heartbeat: float,
     ) -> None:
         self.folder, self.command, self.watch = folder, list(command), watch
-        self.env = {**os.environ, **_shared_env(processes), **env}
-        self.processes = processes
+        self.processes, self.reservation, self.on_wait = processes, reservation, on_wait
+        self.hangs = HangWatch([folder.beat(rank) for rank in range(processes)], heartbeat)
+        self.claim = Claim([], [])
         self.workers: list[WorkerProcess] = []
+        self.guard: Guard | None = None
         self.num_signals = 0
         self.num_handled = 0
         self.last_heartbeat = 0.0
+        self.last_look = 0.0
+        self.oom_kills = failure.oom_kills()
 
     def run(self) -> Outcome:
         with self.folder.led(), self._signals():
+            keep_files_private()
             try:
-                self._start()
-                outcome = self._until_ended()
+                outcome = self._stopped_in_queue() or self._work()
             except BaseException as error:
                 self._end(Outcome("failed", 1, failure.describe(error, rank=-1)))
                 raise
             self._end(outcome)
             return outcome
 
-    def _start(self) -> None:
+    def _stopped_in_queue(self) -> Outcome | None:
+        """Wait for the GPUs; None where they are ours or none are needed."""
         own = asdict(ProcessId.of(os.getpid()))
-        self.folder.update_status(
-            state="starting", supervisor=own, ranks=[], command=self.command, error=None, exit=None
-        )
+        state = "queued" if self.reservation else "starting"
+        cleared: dict[str, Any] = {"ranks": [], "gpus": [], "error": None, "exit": None, "note": "", "group": ""}
+        self.folder.update_status(state=state, supervisor=own, command=self.command, **cleared)
+        while self.reservation is not None:
+            claim = self.reservation.attempt()
+            if claim is not None:
+                self.claim, self.reservation = claim, None
+                self.folder.update_status(state="starting", gpus=[gpu.id for gpu in claim.gpus], note="")
+            elif not self._wait_in_queue(self.reservation.reason):
+                return Outcome("stopped", 130)
+        return None
+
+    def _wait_in_queue(self, reason: str) -> bool:
+        """Let some time pass; False where the user does not want to wait any longer."""
+        if self.folder.read_status().note != reason:
+            self.folder.update_status(note=reason)
+            self.on_wait(reason)
+        until = time.monotonic() + QUEUE_SECONDS
+        while time.monotonic() < until:
+            self._hear()
+            if self.num_signals:
+                return False
+            self._heartbeat()
+            self.watch()
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _work(self) -> Outcome:
+        with listen_on_free_port() as listener:
+            self._start(listener)
+        return self._until_ended()
+
+    def _start(self, listener: socket.socket) -> None:
+        env = {**os.environ, **self._shared_env(listener), **(self.claim.env if self.claim.gpus else {})}
         for rank in range(self.processes):
             self.folder.error(rank).unlink(missing_ok=True)
-            env = {**self.env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self.workers.append(WorkerProcess(rank, self.command, env, self.folder.log(rank)))
+            self.folder.beat(rank).unlink(missing_ok=True)
+            store = listener.fileno() if rank == 0 else -1
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), STORE_FD: str(store)}
+            descriptors = [*self.claim.files, *([store] if rank == 0 else [])]
+            self.workers.append(WorkerProcess(rank, self.command, env | own, self.folder.log(rank), descriptors))
+        self.guard = Guard([worker.id.pid for worker in self.workers])
         self.folder.update_status(ranks=self._ranks())
 
     def _until_ended(self) -> Outcome:
         while True:
+            self._hear()
             self._handle_signals()
             self._heartbeat()
             self.watch()
@@ -105,7 +169,24 @@ class _Supervisor:
                 return self._failure() if self.num_handled < 2 else Outcome("stopped", 130)
             if not running:
                 return self._success()
+            if hung := self._hung():
+                return hung
             time.sleep(POLL_SECONDS)
+
+    def _hung(self) -> Outcome | None:
+        if time.monotonic() - self.last_look < 1.0:
+            return None
+        self.last_look = time.monotonic()
+        found = self.hangs.hung()
+        if found is None:
+            return None
+        for worker in self.workers:
+            worker.dump_stacks()
+        time.sleep(STACKS_SECONDS)
+        first = failure.from_silence(self.folder, *found)
+        self.workers[first.rank].kill()  # it would not listen, and may be stopped
+        self._terminate()
+        return Outcome("failed", 1, first)
 
     def _running(self) -> bool:
         """Look at every worker; whether any still runs."""
@@ -145,7 +226,14 @@ class _Supervisor:
         # It was seen dead by now, so it died at some time since the last look.
         at = time.time() - POLL_SECONDS
         written = failure.recorded(self.folder, worker.rank)
-        return written or failure.from_exit(self.folder, worker.rank, worker.exit or 0, at)
+        return written or self._silent(worker, at)
+
+    def _silent(self, worker: WorkerProcess, at: float) -> Failure:
+        oom_killed = failure.oom_kills() > self.oom_kills
+        found = failure.from_exit(self.folder, worker.rank, worker.exit or 0, at, oom_killed)
+        if found.kind == "oom":
+            found.mend = memory_advice(self.folder)
+        return found
 
     def _terminate(self) -> None:
         for worker in self.workers:
@@ -156,6 +244,12 @@ class _Supervisor:
             if self.num_signals > self.num_handled:
                 return  # the user does not want to wait; `_end` kills
             time.sleep(POLL_SECONDS)
+
+    def _hear(self) -> None:
+        """What `runs stop` and `runs kill` ask for counts as the first and the second signal."""
+        request = self.folder.asked_for()
+        if request is not None:
+            self.num_signals = max(self.num_signals, 2 if request == "kill" else 1)
 
     def _handle_signals(self) -> None:
         """The first signal asks the workers to save and stop; the second ends them at once."""
@@ -171,7 +265,7 @@ class _Supervisor:
     def _heartbeat(self) -> None:
         if time.monotonic() - self.last_heartbeat >= HEARTBEAT_SECONDS:
             self.last_heartbeat = time.monotonic()
-            self.folder.update_status()
+            self.folder.try_update_status()
 
     def _end(self, outcome: Outcome) -> None:
         for worker in self.workers:
@@ -179,8 +273,17 @@ class _Supervisor:
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS / 10)
+        if self.guard is not None:
+            self.guard.close()
+        for rank in range(self.processes):
+            self.folder.beat(rank).unlink(missing_ok=True)
+        if self.reservation is not None:
+            self.reservation.close()
+        self.claim.close()
         error = outcome.failure.as_status() if outcome.failure else None
-        self.folder.update_status(state=outcome.state, exit=outcome.exit, error=error, ranks=self._ranks())
+        self.folder.try_update_status(
+            state=outcome.state, exit=outcome.exit, error=error, ranks=self._ranks(), gpus=[], note=""
+        )
 
     def _ranks(self) -> list[dict[str, object]]:
         return [{"rank": w.rank, "pid": w.id.pid, "start_time": w.id.start_time, "exit": w.exit} for w in self.workers]
@@ -200,16 +303,15 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_signals += 1
 
-
-def _shared_env(processes: int) -> dict[str, str]:
-    """What torch.distributed and the worker read, but for the rank."""
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // processes)),
-        "PYTHONUNBUFFERED": "1",
-        SUPERVISOR_PID: str(os.getpid()),
-    }
+    def _shared_env(self, listener: socket.socket) -> dict[str, str]:
+        """What torch.distributed and the worker read, but for the rank."""
+        cores = len(os.sched_getaffinity(0))
+        return {
+            "WORLD_SIZE": str(self.processes),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // self.processes)),
+            "PYTHONUNBUFFERED": "1",
+            SUPERVISOR_PID: str(os.getpid()),
+        }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from packtrain.launch import failure
 from packtrain.launch.folder import RunFolder
-from packtrain.launch.process import StopFlag, die_with_supervisor, leave_at_once
+from packtrain.launch.out_of_memory import memory_advice
+from packtrain.launch.process import DUMP_STACKS, StopFlag, die_with_supervisor, keep_files_private, leave_at_once
+from packtrain.launch.pulse import Pulse
 
 if TYPE_CHECKING:
     from packtrain.config import Recipe
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 def main(run_folder: str) -> None:
     """Train as the rank that the environment names; never returns."""
     die_with_supervisor()
+    keep_files_private()
+    faulthandler.enable()
+    faulthandler.register(DUMP_STACKS)
     stop = StopFlag()
     stop.listen()
     folder = RunFolder(run_folder)
@@ -40,23 +47,52 @@ def work(folder: RunFolder, stop: StopFlag) -> None:
     world.leave()
 
 
-def train(folder: RunFolder, recipe: Recipe, world: World, stop: StopFlag) -> str:
-    """Train in this process; rank 0 keeps the state in status.json. Returns ``done`` or ``stopped``."""
+def train(
+    folder: RunFolder, recipe: Recipe, world: World, stop: StopFlag, each: Sequence[Callable[[], None]] = ()
+) -> str:
+    """Train in this process; rank 0 keeps the state in status.json. Returns ``done`` or ``stopped``.
+
+    Args:
+        each: what this rank also does about once a second, beside training.
+    """
     from packtrain.launch import job
 
-    if world.rank == 0:
+    actions = list(each)
+    pulse = Pulse(folder.beat(world.rank), actions)
+    if world.is_main:
         folder.update_status(state="running")
-    state = "done" if job.run(folder.path, recipe, world, stop) else "stopped"
-    if world.rank == 0:
+        actions.append(_StateKeeper(folder, pulse))
+    with pulse:
+        state = "done" if job.run(folder.path, recipe, world, stop, pulse) else "stopped"
+    if world.is_main:
         folder.update_status(state=state)
     return state
+
+
+class _StateKeeper:
+    """Shows in status.json whether the run is ``saving``."""
+
+    def __init__(self, folder: RunFolder, pulse: Pulse) -> None:
+        self.folder, self.pulse = folder, pulse
+        self.shown = "running"
+
+    def __call__(self) -> None:
+        state = "saving" if self.pulse.phase == "saving" else "running"
+        if state != self.shown:
+            self.folder.try_update_status(state=state)
+            self.shown = state
 
 
 def raise_at_once(folder: RunFolder, error: BaseException) -> NoReturn:
     """Write the failure down and leave without a word to the process group, which may hang."""
     rank = int(os.environ["RANK"])
     found = failure.describe(error, rank)
-    failure.record(folder, found)
+    if found.kind == "oom":
+        found.mend = memory_advice(folder)
+    try:
+        failure.record(folder, found)
+    except OSError as problem:  # a full disk: the log is all there is
+        print(f"packtrain: {folder.error(rank)} cannot be written ({problem})", file=sys.stderr)
     print(found.message if found.kind == "user" else found.traceback, file=sys.stderr)
     leave_at_once(2 if found.kind == "user" else 1)
 

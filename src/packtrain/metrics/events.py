@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +30,32 @@ class EventLog:
         if path and self._file and _torn(path):
             self._file.write("\n")
         self._sinks = sinks
+        self._complained = False
 
     def write(self, event: str, **values: Any) -> None:
         if self._file is None:
             return
         record = {"event": event, "time": round(time.time(), 3), **{k: _plain(v) for k, v in values.items()}}
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        except OSError as error:  # a full disk must not end a run; the next line takes this one along
+            self._complain(error)
         for sink in self._sinks:
             sink.write(record)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._complain(error)
         for sink in self._sinks:
             sink.close()
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            print(f"packtrain: warning: events.jsonl cannot be written ({error})", file=sys.stderr, flush=True)
+        self._complained = True
 
 
 def _torn(path: Path) -> bool:
@@ -61,11 +74,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class Tail:
-    """The last part of a file of events that follows a resume: where a step was done again, the newer counts."""
+def latest(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The events of one kind by step, each step once: where a step was done again, the newer counts.
 
-    @staticmethod
-    def latest(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-        """The events of one kind by step, each step once."""
-        by_step = {event["step"]: event for event in events if event["event"] == kind}
-        return [by_step[step] for step in sorted(by_step)]
+    A run that continues from a step has abandoned what came after it, whether it gets there again or not.
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "start":
+            begun = event.get("step", 0)
+            by_step = {step: kept for step, kept in by_step.items() if step <= begun}
+        if event["event"] == kind:
+            by_step[event["step"]] = event
+    return [by_step[step] for step in sorted(by_step)]

@@ -9,6 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from packtrain.inherited import STORE_FD
+
 
 @dataclass(frozen=True)
 class World:
@@ -75,10 +77,25 @@ def join(device: str, timeout_seconds: float) -> World:
         backend = "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout, device_id=place if device == "cuda" else None)
+        store = _store(rank, size, timeout)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timeout,
+            device_id=place if device == "cuda" else None,
+        )  # fmt: skip
     else:  # a group of one: sharded strategies and checkpoints work in it as in any other
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     return World(rank, local_rank, size, local_size, place)
+
+
+def _store(rank: int, size: int, timeout: timedelta) -> dist.Store | None:
+    """Where the ranks of a supervised run meet: on the socket that rank 0 inherited. Else torch's default."""
+    if STORE_FD not in os.environ:
+        return None
+    listener = int(os.environ[STORE_FD])
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, rank == 0, timeout,
+        master_listen_fd=listener if rank == 0 else None,
+    )  # fmt: skip
 
 
 def leave() -> None:

@@ -33,7 +33,7 @@ def choose(recipe: Recipe, facts: Facts) -> Choice:
     wanted = max(1, min(share_of_batch, _TOKENS // recipe.data.max_length))
     given = recipe.train.micro_batch_size
     micros = [given] if given != "auto" else sorted({wanted, -(-wanted // 2), 1}, reverse=True)
-    shares = _SHARES if recipe.parallel.recompute == "auto" else (_share(recipe.parallel.recompute),)
+    shares = _SHARES if recipe.parallel.recompute == "auto" else (recomputed_share(recipe.parallel.recompute),)
     if recipe.parallel.offload_activations and recipe.parallel.recompute == "auto":
         shares = (1.0,)
     for share in shares:
@@ -124,11 +124,20 @@ def trained_bytes(recipe: Recipe) -> float:
     """Bytes that a trained weight takes on a GPU with its gradient and its optimizer states."""
     if recipe.parallel.offload == "optimizer":
         return 2 * _width(recipe)
-    master = 4 if recipe.train.master_weights == "fp32" else 2
+    return master_bytes(recipe) + stored_state_bytes(recipe)
+
+
+def master_bytes(recipe: Recipe) -> int:
+    """Bytes of a trained weight as it is stored, and so of its gradient."""
+    return 4 if recipe.train.master_weights == "fp32" else 2
+
+
+def stored_state_bytes(recipe: Recipe) -> int:
+    """Bytes of a trained weight and its optimizer states: what a checkpoint holds of it."""
     state = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}[recipe.train.optimizer]
-    if recipe.train.optimizer == "adamw" and master == 2 and recipe.train.rounding == "kahan":
+    if recipe.train.optimizer == "adamw" and recipe.train.master_weights == "bf16" and recipe.train.rounding == "kahan":
         state += 2
-    return 2 * master + state
+    return master_bytes(recipe) + state
 
 
 def trained_parameters(recipe: Recipe, model: ModelFacts) -> float:
@@ -157,7 +166,7 @@ def activations(recipe: Recipe, model: ModelFacts, micro_batch_size: int, recomp
     return kept + _CHUNK * model.vocabulary * 12 + 6 * edge
 
 
-def _share(recompute: str | float) -> float:
+def recomputed_share(recompute: str | float) -> float:
     """Selective recompute keeps about half."""
     named = {"none": 0.0, "selective": 0.5, "full": 1.0}
     return named[recompute] if isinstance(recompute, str) else float(recompute)

@@ -40,6 +40,7 @@ def evaluate(session: Session) -> Evaluation | None:
     sums = torch.zeros(2, dtype=torch.float64, device=world.device)
     model.eval()
     for sequences_here in share(sequences, world.rank, world.size, micro):
+        session.beat()
         batch = collate(rows, sequences_here, packed).to(world.device)
         losses = session.built.strategy.forward(**batch.inputs, per_token=True)
         sums += torch.stack([losses.double().sum(), losses.new_tensor(len(losses)).double()])

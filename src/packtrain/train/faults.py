@@ -1,14 +1,41 @@
-"""What ends a run before it does harm."""
+"""What ends a run before it does harm, and what is only warned about."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
 from packtrain.data.batches import MicroBatch
 from packtrain.parallel.world import World
+
+STALL_SECONDS = 5.0
+"""A step that waits longer for its batch is told about."""
+
+
+def stalled(world: World, waited: float) -> str:
+    """Which ranks waited how long for their batch. A collective."""
+    waits = [(rank, float(str(seconds))) for rank, seconds in enumerate(world.gather(waited))]
+    late = ", ".join(f"rank {rank} {seconds:.0f} s" for rank, seconds in waits if seconds > STALL_SECONDS)
+    return f"the data came late ({late}); is the disk of the data cache slow, or the processor busy?"
+
+
+class SpikeWatch:
+    """Knows when a loss is far above those before it: twice their median, 0.5 nats more, and above each of them."""
+
+    def __init__(self, window: int = 32, least: int = 8) -> None:
+        self._losses: deque[float] = deque(maxlen=window)
+        self._least = least
+
+    def usual_before(self, loss: float) -> float | None:
+        """The median of the losses before ``loss`` where it is a spike, else None."""
+        usual = median(self._losses) if len(self._losses) >= self._least else math.inf
+        spike = loss > max(2 * usual, usual + 0.5) and loss > max(self._losses, default=math.inf)
+        self._losses.append(loss)
+        return usual if spike else None
 
 
 class NonFiniteError(Exception):

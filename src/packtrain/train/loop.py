@@ -6,16 +6,17 @@ import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from packtrain.checkpoint.store import Position
+from packtrain.checkpoint.folders import whole
+from packtrain.checkpoint.store import Position, SaveFailedError
 from packtrain.data.batches import MicroBatch, collate
 from packtrain.data.order import GlobalBatch, share
 from packtrain.train.evaluation import evaluate
-from packtrain.train.faults import NonFiniteError
+from packtrain.train.faults import STALL_SECONDS, NonFiniteError, SpikeWatch, stalled
 from packtrain.train.schedule import factor
 from packtrain.train.session import Session
 
@@ -32,6 +33,7 @@ class StepResult:
     """One optimizer step, over all ranks: mean loss per labelled token, gradient norm before clipping.
 
     ``skipped``: fp16 gradients overflowed, so the weights stayed and the loss scale was lowered.
+    ``stalled``: some rank had to wait for its batch.
     """
 
     loss: float
@@ -39,23 +41,26 @@ class StepResult:
     learning_rate: float
     stop: bool
     skipped: bool
+    stalled: bool
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A global batch and this rank's part of it, collated."""
+    """A global batch and this rank's part of it, collated; the seconds that it was waited for."""
 
     batch: GlobalBatch
     micro_batches: list[MicroBatch]
+    waited: float = 0.0
 
 
 def train_steps(session: Session, stop: Stop) -> bool:
     """Run from the session's position to the end. Returns False where ``stop`` ended it early."""
     session.built.model.train()
-    clock = time.perf_counter()
+    clock, spikes = time.perf_counter(), SpikeWatch()
     for prepared in prefetched(session):
         result = train_step(session, prepared, stop)
         step = prepared.batch.step + 1
+        _warn(session, step, prepared, result, spikes)
         session.position = Position(step, session.position.tokens + prepared.batch.token_count)
         now = time.perf_counter()
         if step % session.recipe.log.every == 0 or step == session.total_steps:
@@ -75,21 +80,32 @@ def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     seed_step(recipe.train.seed, batch.step, world.rank)
     loss_sum = torch.zeros((), dtype=torch.float32, device=world.device)
     for index, micro in enumerate(micro_batches):
+        session.beat()
         with strategy.accumulate(last=index == len(micro_batches) - 1):
             own_loss = strategy.forward(**micro.to(world.device).inputs)
             strategy.backward(own_loss / max(batch.label_count, 1))
         loss_sum += own_loss.detach()
     norm = strategy.clip([p for _, p in session.named], recipe.train.max_grad_norm)
     # The step's one host synchronisation: a non-finite value must be seen before the update, and a stop be agreed.
-    shared = world.sum(torch.stack([loss_sum, loss_sum.new_tensor(float(stop.set))]))
-    total, stops, grad_norm = torch.stack([*shared, norm.to(shared)]).tolist()
+    flags = loss_sum.new_tensor([float(stop.set), float(prepared.waited > STALL_SECONDS)])
+    shared = world.sum(torch.cat([loss_sum[None], flags]))
+    total, stops, stalls, grad_norm = torch.stack([*shared, norm.to(shared)]).tolist()
     loss = total / max(batch.label_count, 1)
     skipped = math.isfinite(loss) and strategy.skips(grad_norm)
     if not skipped:
         NonFiniteError.check(world, batch.step, loss, grad_norm, loss_sum, micro_batches)
     rate = learning_rate(session, batch.step)
     session.updates.apply(rate)
-    return StepResult(loss, grad_norm, rate, stops > 0, skipped)
+    return StepResult(loss, grad_norm, rate, stops > 0, skipped, stalls > 0)
+
+
+def _warn(session: Session, step: int, prepared: Prepared, result: StepResult, spikes: SpikeWatch) -> None:
+    """What is odd about a step and does not end the run. All ranks come to the same answer."""
+    if result.stalled:
+        session.log.write("warning", step=step, message=f"step {step}: {stalled(session.world, prepared.waited)}")
+    if usual := spikes.usual_before(result.loss):
+        message = f"step {step}: the loss jumped to {result.loss:.4f}; it was {usual:.4f} in the steps before"
+        session.log.write("warning", step=step, message=message)
 
 
 def learning_rate(session: Session, step: int) -> float:
@@ -109,7 +125,9 @@ def prefetched(session: Session) -> Iterator[Prepared]:
         waiting = pool.submit(prepare, session, steps[0]) if steps else None
         for step in steps:
             assert waiting is not None
-            ready = waiting.result()
+            session.beat("step")
+            started = time.perf_counter()
+            ready = replace(waiting.result(), waited=time.perf_counter() - started)
             if step + 1 in steps:
                 waiting = pool.submit(prepare, session, step + 1)
             yield ready
@@ -162,13 +180,26 @@ def _after_step(session: Session, step: int, stopping: bool) -> bool:
     recipe = session.recipe
     evaluating = not stopping and session.due(recipe.evaluate.every, step)
     if evaluating:
+        session.beat("evaluating")
         run_evaluation(session)
     saving = stopping or session.due(recipe.checkpoint.every, step)
     if saving:
-        started = time.perf_counter()
-        path = session.save()
-        session.log.write("checkpoint", step=step, path=path.name, seconds=round(time.perf_counter() - started, 3))
+        session.beat("saving")
+        save_checkpoint(session)
     return evaluating or saving
+
+
+def save_checkpoint(session: Session) -> None:
+    """A save that fails is a warning: the older checkpoints are as they were, and training goes on."""
+    step, started = session.position.step, time.perf_counter()
+    try:
+        path = session.save()
+    except SaveFailedError as error:
+        older = list(whole(session.store.folder).values())
+        left = f"the newest checkpoint is {older[-1].name}" if older else "there is no older checkpoint"
+        session.log.write("warning", step=step, message=f"no checkpoint at step {step}: {error}; {left}")
+        return
+    session.log.write("checkpoint", step=step, path=path.name, seconds=round(time.perf_counter() - started, 3))
 
 
 def run_evaluation(session: Session) -> None:

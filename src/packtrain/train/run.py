@@ -11,7 +11,7 @@ from packtrain.metrics.curve import draw_curve
 from packtrain.metrics.reader import read_events
 from packtrain.parallel.world import World
 from packtrain.train.loop import Stop, train_steps
-from packtrain.train.session import Session, open_session
+from packtrain.train.session import Beat, Session, open_session, silent
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class TrainResult:
     stopped: bool
 
 
-def train(folder: Path, recipe: Recipe, world: World, stop: Stop) -> TrainResult:
+def train(folder: Path, recipe: Recipe, world: World, stop: Stop, beat: Beat = silent) -> TrainResult:
     """Train in this process as one rank of ``world``; continues from the newest checkpoint where there is one."""
     started = time.perf_counter()
-    session = open_session(recipe, folder, world)
+    session = open_session(recipe, folder, world, beat)
     _log_start(session, time.perf_counter() - started)
     finished = train_steps(session, stop)
     if finished:

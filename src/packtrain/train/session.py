@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
 
+from packtrain.checkpoint.folders import newest as newest_checkpoint
 from packtrain.checkpoint.store import CheckpointStore, Position
 from packtrain.config.schema import Every, Recipe
 from packtrain.data import PreparedData, prepare_data
@@ -21,6 +23,16 @@ from packtrain.parallel.updates import Updates
 from packtrain.parallel.world import World
 from packtrain.train.build import Built, build
 from packtrain.train.optimizer import make_optimizer, trainable
+
+
+class Beat(Protocol):
+    """Called whenever the training thread goes on: with what it begins (``step``, ``saving``, ...), or None."""
+
+    def __call__(self, phase: str | None = None) -> None: ...
+
+
+def silent(phase: str | None = None) -> None:
+    """Where nobody watches."""
 
 
 @dataclass
@@ -39,6 +51,7 @@ class Session:
     store: CheckpointStore
     log: EventLog
     position: Position = field(default_factory=lambda: Position(0))
+    beat: Beat = silent
 
     @property
     def named(self) -> list[tuple[str, nn.Parameter]]:
@@ -70,7 +83,7 @@ class Session:
         return step % interval == 0
 
 
-def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
+def open_session(recipe: Recipe, folder: Path, world: World, beat: Beat = silent) -> Session:
     """Build everything, and continue from the newest whole checkpoint where the run folder has one.
 
     Args:
@@ -90,7 +103,7 @@ def open_session(recipe: Recipe, folder: Path, world: World) -> Session:
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
     updates = built.strategy.updates(trainable(built.model), partial(make_optimizer, recipe))
-    session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log)
+    session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log, beat=beat)
     _resume(session)
     return session
 
@@ -103,7 +116,7 @@ def make_order(recipe: Recipe, data: PreparedData) -> Order:
 
 
 def _resume(session: Session) -> None:
-    found = session.world.broadcast(session.store.newest() if session.world.is_main else None)
+    found = session.world.broadcast(newest_checkpoint(session.store.folder) if session.world.is_main else None)
     newest: Path | None
     passed_over: list[str]
     newest, passed_over = found  # type: ignore[misc]

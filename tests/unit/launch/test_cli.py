@@ -22,8 +22,8 @@ HEAVY = {"torch", "transformers", "rich.progress", "numpy", "packtrain.config.sc
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder.create("runs", "first")
-    folder.update_status(state="failed", error={"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""})
-    folder.events.write_text('{"event": "step", "step": 3, "loss": 1.25}\n')
+    folder.update_status(state="failed", supervisor=None, error={"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""})
+    folder.events.write_text('{"event": "step", "step": 3, "loss": 1.25, "tokens_per_second": 90}\n')
     folder.log(0).write_text("hello from rank 0\n")
     return tmp_path / "runs"
 
@@ -62,6 +62,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ["runs", "show", "nobody"],
         ["runs", "logs", "first", "--rank", "7"],
         ["runs", "stop", "first"],
+        ["runs", "kill", "first"],
+        ["runs", "resume", "first", "--step", "4"],
+        ["runs", "fork", "first", "--step", "4"],
+        ["runs", "delete", "first"],
         ["runs", "resume", "first", "train.epochs=9"],
     ],
 )
@@ -73,7 +77,7 @@ def test_a_mistake_is_one_line_and_2(runs: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_done_run_is_not_resumed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunFolder(runs / "first").update_status(state="done")
+    RunFolder(runs / "first").update_status(state="done", supervisor=None)
     assert app.run(["runs", "resume", "first"]) == 2
     assert "first: is done" in capsys.readouterr().err
 
@@ -105,7 +109,8 @@ def test_status_of_a_run_is_the_status_of_the_command(monkeypatch: pytest.Monkey
     seen = []
     monkeypatch.setattr("packtrain.launch.start.start", lambda *given: seen.append(given) or 1)
     assert app.run(["train", "a.yaml", "train.epochs=1", "launch.processes=2"]) == 1
-    assert seen == [("a.yaml", ["train.epochs=1", "launch.processes=2"])]
+    assert app.run(["train", "a.yaml", "-d", "--resume"]) == 1
+    assert seen == [("a.yaml", ["train.epochs=1", "launch.processes=2"], False, False), ("a.yaml", [], True, True)]
 
 
 def test_closed_pipe_is_quiet(runs: Path) -> None:
@@ -128,8 +133,10 @@ def test_runs_list_show_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "rank 1 failed: ValueError: x" in capsys.readouterr().out
     assert app.run(["runs", "show", "first", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["error"]["rank"] == 1
-    assert app.run(["runs", "logs", "first"]) == 0
+    assert app.run(["runs", "logs", "first", "--rank", "0"]) == 0
     assert capsys.readouterr().out == "hello from rank 0\n"
+    assert app.run(["runs", "logs", "first"]) == 0
+    assert capsys.readouterr().out == "step 3/?  loss 1.2500  90 tokens/s\n"
     assert app.run(["runs", "--folder", "elsewhere"]) == 0
     assert capsys.readouterr().out == "no runs in elsewhere\n"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ def folder(tmp_path: Path) -> RunFolder:
         (ValueError("bad\nmore"), "bug", "ValueError: bad", False),
         (KeyError(), "bug", "KeyError", False),
         (MemoryError("host"), "oom", "MemoryError: host", False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None, False),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk", None, False),
         (RuntimeError("[gloo] Connection reset by peer"), "bug", None, True),
         (ConnectionResetError(104, "Connection reset by peer"), "bug", None, True),
         (ValueError("connection reset by peer"), "bug", None, False),
@@ -45,7 +48,20 @@ def test_bug_shows_the_end_of_its_log(folder: RunFolder) -> None:
     failure.record(folder, failure.describe(ValueError("bad row"), 1))
     found = failure.recorded(folder, 1)
     assert found
-    lines = failed(found)
+    lines = failed(found.as_status())
     assert lines[0] == "rank 1 failed: ValueError: bad row"
     assert lines[1:-1] == [f"  | line {number}" for number in range(25, 40)]
     assert lines[-1] == f"log: {folder.log(1)}"
+
+
+def test_a_kill_by_the_kernel_is_told_from_others(folder: RunFolder) -> None:
+    assert failure.from_exit(folder, 1, -9, 0.0).kind == "signal"
+    found = failure.from_exit(folder, 1, -9, 0.0, oom_killed=True)
+    assert (found.kind, found.message) == ("oom", "rank 1 was killed by the kernel: the host ran out of memory")
+    assert failure.from_exit(folder, 1, -15, 0.0, oom_killed=True).kind == "signal"
+
+
+def test_the_mend_comes_last(folder: RunFolder) -> None:
+    found = failure.describe(OSError(errno.ENOSPC, "No space left on device", "x"), 0)
+    lines = failed(found.as_status())
+    assert lines[0].startswith("rank 0 failed: OSError") and lines[-1].startswith("mend: free some space")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 from packtrain.errors import UserError
 from packtrain.launch.folder import LOST_AFTER_SECONDS, RunFolder, write_json
-from packtrain.launch.process import ProcessId
+from packtrain.launch.process import ProcessId, keep_files_private
 
 
 @pytest.fixture
@@ -121,6 +122,42 @@ def test_zombie_is_lost_and_a_finished_state_stays(folder: RunFolder) -> None:
 def test_on_another_host_silence_counts(folder: RunFolder) -> None:
     elsewhere = {**asdict(ProcessId.of(os.getpid())), "host": f"not-{socket.gethostname()}"}
     status = folder.update_status(state="running", supervisor=elsewhere)
+    write_json(folder.status, {**asdict(status), "updated": time.time() - 1e6})  # that host's clock is wrong
     assert folder.derived_state() == "running"
-    write_json(folder.status, {**asdict(status), "updated": time.time() - LOST_AFTER_SECONDS - 1})
+    long_ago = time.time() - LOST_AFTER_SECONDS - 1
+    os.utime(folder.status, (long_ago, long_ago))
     assert folder.derived_state() == "lost"
+
+
+def test_requests_are_heard_by_the_next_look_and_forgotten_by_the_next_leader(folder: RunFolder) -> None:
+    assert folder.asked_for() is None
+    folder.ask("stop")
+    assert folder.asked_for() == "stop"
+    folder.ask("kill")
+    assert folder.asked_for() == "kill"
+    with folder.led():
+        assert folder.asked_for() is None
+
+
+def test_a_full_disk_is_said_once(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("packtrain.launch.folder.write_json", full)
+    folder.try_update_status(state="running")
+    folder.try_update_status(state="running")
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+def test_others_can_never_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        keep_files_private()
+        folder = RunFolder.create(tmp_path / "runs", "run")
+        folder.ask("stop")
+        paths = [folder.path, *folder.path.rglob("*")]
+    finally:
+        os.umask(before)
+    assert len(paths) >= 5 and not any(path.stat().st_mode & 0o022 for path in paths)

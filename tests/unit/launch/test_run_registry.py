@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from packtrain.errors import UserError
+from packtrain.launch import registry
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.process import ProcessId
-from packtrain.launch.registry import find_run, list_runs, stop_run
+from packtrain.launch.registry import delete_run, find_run, kill_run, list_runs, size_of, stop_run
 
 
 def test_list_is_newest_first_with_numbers(tmp_path: Path) -> None:
@@ -52,30 +53,62 @@ def test_stop_refuses_what_does_not_run(tmp_path: Path) -> None:
         stop_run(folder)
 
 
-@pytest.mark.parametrize(("at_once", "signals"), [(False, 1), (True, 2)])
-def test_stop_signals_the_supervisor(tmp_path: Path, at_once: bool, signals: int) -> None:
-    folder = RunFolder.create(tmp_path, "first")
-    code = f"""
-import signal, sys, time
-seen = []
-signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+LEADER = """
+import sys, time
+from packtrain.launch import registry
+from packtrain.launch.folder import RunFolder
+folder = RunFolder(sys.argv[1])
 print("ready", flush=True)
-while len(seen) < {signals}: time.sleep(0.02)
+while (request := folder.asked_for()) != sys.argv[2]: time.sleep(0.02)
+folder.update_status(state="stopped", exit=130)
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+
+
+def led(folder: RunFolder, request: str) -> subprocess.Popen[bytes]:
+    """A process that leads the run until it is asked for ``request``; ``never`` is a deaf one."""
+    child = subprocess.Popen([sys.executable, "-c", LEADER, str(folder.path), request], stdout=subprocess.PIPE)
     assert child.stdout and child.stdout.readline()
     folder.update_status(state="running", supervisor=asdict(ProcessId.of(child.pid)))
-    stop_run(folder, at_once, wait_seconds=5)
+    return child
+
+
+def test_stop_asks_the_leader(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "first")
+    child = led(folder, "stop")
+    assert stop_run(folder, wait_seconds=5) == "stopped"
     assert child.wait(1) == 0
 
 
-def test_stop_does_not_signal_a_reused_pid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hears", [True, False])
+def test_kill_ends_one_that_does_not_hear_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hears: bool) -> None:
+    monkeypatch.setattr(registry, "KILL_SECONDS", 5.0 if hears else 0.3)
+    folder = RunFolder.create(tmp_path, "first")
+    child = led(folder, "kill" if hears else "never")
+    assert kill_run(folder) == "stopped"
+    assert child.wait(1) == (0 if hears else -signal.SIGKILL)
+    assert (folder.read_status().state, folder.read_status().exit) == ("stopped", 130)
+
+
+def test_a_reused_pid_is_not_the_leader(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "first")
     supervisor = {**asdict(ProcessId.of(os.getpid())), "start_time": time.time() - 1e6}
     folder.update_status(state="running", supervisor=supervisor)
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("signalled"))
-    try:
+    for act in (stop_run, kill_run):
         with pytest.raises(UserError, match="it is lost"):
-            stop_run(folder)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            act(folder)
+    assert folder.asked_for() is None
+
+
+def test_delete(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "first")
+    with pytest.raises(UserError, match="is running; stop it first"):
+        delete_run(folder)
+    folder.update_status(state="failed", supervisor=None)
+    (tmp_path / "link").symlink_to(folder.path)
+    with pytest.raises(UserError, match="is a link"):
+        delete_run(RunFolder(tmp_path / "link"))
+    (folder.path / "final").mkdir()
+    (folder.path / "final" / "weights").write_bytes(bytes(1000))
+    assert size_of(folder) >= 1000
+    delete_run(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]

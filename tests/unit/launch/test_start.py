@@ -35,12 +35,12 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def supervise(folder: RunFolder, command: list[str], processes: int, **_: object) -> Outcome:
         done.append(f"supervise {processes}")
-        folder.update_status(state="stopped")
+        folder.update_status(state="stopped", supervisor=None)
         return Outcome("stopped", 130)
 
     monkeypatch.setattr(module, "resolve", resolve)
     monkeypatch.setattr(module, "prepare", lambda _: done.append("prepare"))
-    monkeypatch.setattr(module, "supervise", supervise)
+    monkeypatch.setattr("packtrain.launch.lead.supervise", supervise)
     return done
 
 

@@ -1,0 +1,33 @@
+"""Tokens and keys of the environment: they never reach a file of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from packtrain.errors import UserError
+
+_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY(?:$|_)", re.IGNORECASE)
+_LEAST = 8
+"""Shorter values are no secrets, and would be found in any text."""
+
+
+def redact(text: str) -> str:
+    """``text`` with the environment's secrets replaced by the names of their variables."""
+    for name, value in _secrets():
+        text = text.replace(value, f"<{name}>")
+    return text
+
+
+def refuse_secrets(text: str) -> None:
+    """Raises UserError where the text of a recipe holds a secret of the environment."""
+    for name, value in _secrets():
+        if value in text:
+            mend = "leave it out: Packtrain and the hub read the environment"
+            raise UserError("recipe", f"it holds the value of {name}, and run folders are no place for it", mend)
+
+
+def _secrets() -> list[tuple[str, str]]:
+    """The longest first: one may hold another."""
+    found = [(name, value) for name, value in os.environ.items() if len(value) >= _LEAST and _NAMES.search(name)]
+    return sorted(found, key=lambda pair: -len(pair[1]))
