@@ -28,7 +28,8 @@ class Trial:
     def __init__(self, recipe: dict[str, Any], folder: Path, fault: Fault | None) -> None:
         self.folder, self.mark = folder, folder / "happened"
         self.name = uuid.uuid4().hex
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRIAL": self.name}
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self.env = {**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "TRIAL": self.name}
         if fault is not None:
             self.env |= {"FAULT": fault.kind, "FAULT_MARK": str(self.mark)}
         self.recipe = folder / "recipe.yaml"

@@ -49,7 +49,7 @@ def act(what: str, process: subprocess.Popen[str], run: RunFolder) -> None:
 
 def check(what: str, process: subprocess.Popen[str], run: RunFolder, detached: bool) -> None:
     state, codes, exit_status = RIGHT[what]
-    wait(lambda: run.derived_state() == state, 40)
+    wait(lambda: run.derived_state() == state and not run.alive(), 40)
     status = run.read_status()
     assert status.exit == exit_status, status
     if not detached:

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
+import torch
 from tests.faults import SAVE_EVERY, STEPS, Fault
 from tests.tiny import make_model, values, write_chats
 from tests.trial import LIMIT, Trial, wait
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
 def make_recipe(folder: Path, steps: int) -> dict[str, Any]:

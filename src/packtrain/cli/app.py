@@ -165,6 +165,37 @@ def export(
     return run_export(target, to, compare, as_json, folder)
 
 
+@app.command()
+def kubernetes(
+    recipe: RecipePath,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Pods.")],
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each pod, one process each.")],
+    image: Annotated[str, typer.Option("--image", help="An image with Packtrain in it.")],
+    claim: Annotated[
+        list[str],
+        typer.Option(metavar="PVC[:/PATH]", help="A PersistentVolumeClaim; the first at /work if it does not say."),
+    ],
+    secret: Annotated[
+        list[str] | None, typer.Option(help="A Secret whose keys become environment variables, as HF_TOKEN.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The Job's and the run's name; the recipe's if not given.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="The Job's namespace.")] = None,
+    grace: Annotated[int, typer.Option(min=30, help="Seconds for a checkpoint when a pod must go.")] = 600,
+    retries: Annotated[int, typer.Option(min=0, help="Pods that may fail for each node; preempted ones aside.")] = 3,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write it; stdout if not given.")] = None,
+) -> None:
+    """Write a Kubernetes manifest that trains a recipe on several nodes.
+
+    A headless Service, the recipe and an indexed Job; a preempted pod is made again and the run resumes.
+    """
+    from packtrain.cli.kubernetes import run_kubernetes
+
+    run_kubernetes(
+        recipe, image=image, nodes=nodes, gpus=gpus, claims=claim, name=name, namespace=namespace,
+        secrets=secret or [], retries=retries, grace=grace, output=output,
+    )  # fmt: skip
+
+
 @app.command(name="recipe")
 def recipe_reference(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipe.md.")] = False,

@@ -202,6 +202,19 @@ def fork(
 
 
 @app.command()
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="NAME NAME [NAME]...", help="Runs, by name or path.")],
+    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Draw the curves into a PNG too.")] = None,
+    folder: Folder = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: loss curves, numbers, and the settings that differ."""
+    from packtrain.cli.compare import run_compare
+
+    run_compare(names, png, as_json, folder)
+
+
+@app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names or paths of runs.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

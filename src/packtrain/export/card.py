@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packtrain import __version__
-from packtrain.metrics.events import Tail
+from packtrain.metrics.events import latest
 from packtrain.metrics.reader import read_events
 from packtrain.train.session import Session
 
@@ -83,7 +83,7 @@ def _what(session: Session) -> str:
 def _results(session: Session) -> str:
     events = read_events(session.folder / "events.jsonl")
     lines = ["| | loss |", "| --- | --: |"]
-    steps, evals = Tail.latest(events, "step"), Tail.latest(events, "eval")
+    steps, evals = latest(events, "step"), latest(events, "eval")
     lines += [f"| training, step {e['step']} | {float(e['loss']):.4f} |" for e in steps[:1] + steps[-1:]]
     lines += [f"| evaluation, step {e['step']} | {float(e['loss']):.4f} |" for e in evals[-1:]]
     return "\n".join(lines)

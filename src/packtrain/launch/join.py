@@ -45,6 +45,8 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         open_folder: makes or checks the run's folder; called by rank 0 when all ranks are there.
     """
     from packtrain.config.schema import seconds
+    from packtrain.data.cache import cache_root
+    from packtrain.launch import preflight
     from packtrain.parallel import world
 
     die_with_agent()
@@ -53,7 +55,16 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
     stop = StopFlag()
     stop.listen()
     prepare(recipe)
-    here = world.join(recipe.launch.device, seconds(recipe.launch.timeout))
+    try:
+        here = world.join(recipe.launch.device, seconds(recipe.launch.timeout))
+    except RuntimeError as error:
+        told = preflight.not_joined(error, recipe)
+        if told is None:
+            raise
+        raise told from error
+    found = preflight.check(here, recipe, cache_root(recipe.data.cache))
+    if here.is_main:
+        print("\n".join(found.lines), flush=True)
     with ExitStack() as held:
         folder = _agree_on_folder(here, open_folder, held)
         recipe.output.name = folder.name

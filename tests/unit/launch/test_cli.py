@@ -22,7 +22,8 @@ HEAVY = {"torch", "transformers", "rich.progress", "numpy", "packtrain.config.sc
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder.create("runs", "first")
-    folder.update_status(state="failed", supervisor=None, error={"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""})
+    error = {"rank": 1, "kind": "bug", "message": "ValueError: x", "log": ""}
+    folder.update_status(state="failed", supervisor=None, error=error)
     folder.events.write_text('{"event": "step", "step": 3, "loss": 1.25, "tokens_per_second": 90}\n')
     folder.log(0).write_text("hello from rank 0\n")
     return tmp_path / "runs"
