@@ -154,6 +154,39 @@ def test_saved_on_two_resumed_on_one_and_four(case: tuple[Path, Path], tmp_path:
         assert [loss for _, loss in found] == pytest.approx([loss for _, loss in wanted[3:]], rel=1e-5)
 
 
+def saves_that_fail(world: Any, recipe: dict[str, Any], folder: str, broken: str) -> tuple[str, list[int], list[int]]:
+    """The word of a save that fails on rank 1 only, and the whole checkpoints after it and after the next."""
+    from packtrain.checkpoint import folders
+    from packtrain.checkpoint.store import Position
+
+    session = open_job(world, recipe, folder)
+    session.position = Position(1)
+    session.save()
+    real = getattr(store, broken)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if world.rank == 1:
+        setattr(store, broken, fail)
+    session.position = Position(2)
+    with pytest.raises(store.SaveFailedError) as caught:
+        session.save()
+    setattr(store, broken, real)
+    world.barrier()
+    after = list(folders.whole(session.store.folder))
+    left = [path.name for path in session.store.folder.glob("*.tmp")]
+    assert left == [] and folders.newest(session.store.folder)[0] is not None
+    world.barrier()
+    session.save()
+    return str(caught.value), after, list(folders.whole(session.store.folder))
+
+
+def test_a_save_that_fails_on_one_rank_fails_on_all(case: tuple[Path, Path], tmp_path: Path) -> None:
+    found = run_ranks(2, saves_that_fail, recipe(*case, "fsdp", 2), str(tmp_path), "sha256")
+    assert found[0] == found[1] == ("rank 1: [Errno 28] No space left on device", [1], [1, 2])
+
+
 STORED: dict[str, dict[str, dict[str, Any]]] = {
     "qlora": {"method": {"type": "qlora", "dropout": 0.0}},
     "prefix": {"method": {"type": "prefix", "virtual_tokens": 5}},

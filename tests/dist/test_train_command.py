@@ -112,3 +112,21 @@ def test_other_data_or_base_model_under_a_checkpoint_is_refused(tmp_path: Path, 
     refused = packtrain("runs", "resume", str(run))
     assert refused.returncode == 2
     assert f"other {changed}" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_detached_run_outlives_its_terminal(model: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, model)
+    words = f"{sys.executable} -m packtrain train {recipe} --detach && kill -HUP 0"
+    shell = subprocess.run(["sh", "-c", words], capture_output=True, text=True, start_new_session=True, check=False)
+    assert shell.returncode == -signal.SIGHUP and "detached" in shell.stdout
+    run = tmp_path / "runs" / "run"
+    leader = json.loads((run / "status.json").read_text())["supervisor"]["pid"]
+    assert os.getsid(leader) == leader
+    followed = packtrain("runs", "logs", str(run), "--follow")
+    assert followed.returncode == 0 and f"step {STEPS}/{STEPS}" in followed.stdout
+    assert f"done: step {STEPS}" in followed.stdout
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+    again = packtrain("train", str(recipe), "--resume", "train.learning_rate=0.5")
+    assert again.returncode == 0 and "is done already" in again.stdout
+    nameless = packtrain("train", str(recipe), "--resume", "output.name=auto")
+    assert nameless.returncode == 2 and "--resume: the recipe names no run" in nameless.stderr

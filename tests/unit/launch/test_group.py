@@ -80,3 +80,34 @@ def test_first_node_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     env = dict(STEP)
     group.adopt(env)
     assert env["MASTER_ADDR"] == "10.1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("env", "identity"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "7"}, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2"}, "slurm-7/0"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_RESTART_COUNT": "1"}, "slurm-7/1"),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "x/y", "TORCHELASTIC_RESTART_COUNT": "2"}, "torchrun-x/y/2"),
+    ],
+)
+def test_identity(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], identity: str) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if "TORCHELASTIC_RUN_ID" in env:
+        env = env | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert group.identity() == identity
+
+
+@pytest.mark.parametrize(
+    ("earlier", "takes_over"),
+    [("slurm-7/0", True), ("slurm-7/1", False), ("slurm-8/0", False), ("", False), ("torchrun-7/0", False)],
+)
+def test_a_requeued_job_takes_its_own_run_over(monkeypatch: pytest.MonkeyPatch, earlier: str, takes_over: bool) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert group.succeeds(earlier) is takes_over
