@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> dict:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"][WARMUP:]
     resolved = yaml.safe_load((work / "runs/run/recipe.yaml").read_text())
+    foreseen = foreseen_memory(work / "runs/run/recipe.yaml")
     shutil.rmtree(work)
     seconds = statistics.median(e["seconds"] for e in steps)
     tokens = statistics.median(e["tokens"] for e in steps)
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> dict:
         "tokens_per_second_per_gpu": tokens / seconds / start["world_size"],
         "step_seconds": seconds,
         "peak_gib": steps[-1]["memory"] / 2**30,
+        "planned_gib": foreseen / 2**30,
         "host_gib": host.peak / 2**30,
         "load_seconds": start["seconds"],
         "loss": steps[-1]["loss"],
@@ -78,6 +80,16 @@ def run(args: argparse.Namespace) -> dict:
         "recompute": resolved["parallel"]["recompute"],
         "strategy": start["strategy"],
     }
+
+
+def foreseen_memory(resolved: Path) -> float:
+    """What the plan says of a process's peak, in bytes."""
+    from packtrain.config import load_recipe
+    from packtrain.launch.facts import gather_facts
+    from packtrain.plan.savings import planned
+
+    recipe = load_recipe(resolved)
+    return planned(recipe, gather_facts(recipe, recipe.launch.processes))
 
 
 class HostMemory:
@@ -115,6 +127,7 @@ def main() -> None:
         metrics = {
             "throughput": (found["tokens_per_second_per_gpu"], "tokens/s per GPU"),
             "peak memory": (found["peak_gib"], "GiB"),
+            "planned memory": (found["planned_gib"], "GiB"),
             "host memory": (found["host_gib"], "GiB"),
         }
         configuration = {k: found[k] for k in ("micro_batch_size", "recompute", "strategy")} | {

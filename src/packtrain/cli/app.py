@@ -196,6 +196,44 @@ def kubernetes(
     )  # fmt: skip
 
 
+@app.command()
+def slurm(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="GPUs of each node, one process a GPU; as the recipe's launch section if not given."),
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(help="CPU cores of each node; one a process if not given.")] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition.")] = None,
+    time: Annotated[str | None, typer.Option(help="The time limit: 90 (minutes), 2:30:00, 1-12:00:00.")] = None,
+    account: Annotated[str | None, typer.Option(help="The account that is charged.")] = None,
+    qos: Annotated[str | None, typer.Option(help="The quality of service.")] = None,
+    signal: Annotated[int, typer.Option(help="Seconds before the time limit for the checkpoint.")] = 120,
+    requeue: Annotated[
+        bool, typer.Option("--requeue/--no-requeue", help="Go on after a preemption, a lost node or the time limit.")
+    ] = True,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(help="A shell line before the run; repeat it. Default: this virtual environment."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="Another option of sbatch, as --sbatch=--mem=0; repeat it.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="The script's file, or - to print it; RECIPE.sbatch if not given.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit it and follow the job to its end.")] = False,
+) -> int:
+    """Write a batch script for Slurm, or submit it and follow the job."""
+    from packtrain.cli.slurm import run_slurm
+    from packtrain.launch.slurm import Options
+
+    options = Options(nodes, gpus, cpus, partition, time, account, qos, signal, requeue, setup or (), sbatch or ())
+    return run_slurm(recipe, overrides or [], options, output, submit)
+
+
 @app.command(name="recipe")
 def recipe_reference(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipe.md.")] = False,
