@@ -52,7 +52,7 @@ def happen(kind: str, folder: Path) -> None:
     elif kind == "leave":
         os._exit(7)
     elif kind == "raise":
-        raise ValueError("an odd row")
+        raise ValueError(f"an odd row, and {os.environ['HF_TOKEN']}")
     elif kind == "memory":
         import torch
 

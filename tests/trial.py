@@ -20,6 +20,8 @@ from tests.faults import Fault
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 120.0
+SECRET = "hf_aBcDeFgHiJkLmNoP"
+"""In the environment of each run, and in the message of one fault."""
 
 
 class Trial:
@@ -29,7 +31,13 @@ class Trial:
         self.folder, self.mark = folder, folder / "happened"
         self.name = uuid.uuid4().hex
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        self.env = {**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "TRIAL": self.name}
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": python_path,
+            "OMP_NUM_THREADS": "1",
+            "TRIAL": self.name,
+            "HF_TOKEN": SECRET,
+        }
         if fault is not None:
             self.env |= {"FAULT": fault.kind, "FAULT_MARK": str(self.mark)}
         self.recipe = folder / "recipe.yaml"
@@ -62,6 +70,10 @@ class Trial:
 
     def losses(self) -> dict[int, float]:
         return {event["step"]: event["loss"] for event in self.events("step")}
+
+    def files_with_secrets(self) -> list[Path]:
+        """Files of the run that hold the token of its environment."""
+        return [path for path in self.run.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
     def orphans(self) -> list[str]:
         """Living processes that come from this trial: its mark is in their environment."""

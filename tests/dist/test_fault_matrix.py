@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import FAULTS, SAVE_EVERY, STEPS, Fault, table
+from tests.tiny import make_model, values, write_chats
+from tests.trial import LIMIT, ROOT, Trial, wait
 
 from packtrain.checkpoint.folders import whole
 from packtrain.launch import folder as folder_module
 from packtrain.launch.folder import ACTIVE, RunFolder
-from tests.faults import FAULTS, SAVE_EVERY, STEPS, Fault, table
-from tests.tiny import make_model, values, write_chats
-from tests.trial import LIMIT, ROOT, Trial, wait
 
 BY_NAME = {fault.what: fault for fault in FAULTS}
 
@@ -51,7 +51,7 @@ def check_after(trial: Trial, fault: Fault, seconds: float, output: str) -> None
     assert seconds <= fault.seconds, output
     assert trial.run.derived_state() == fault.state, output
     said = json.dumps(status.error) + json.dumps(trial.events("warning")) + output
-    assert fault.words in said
+    assert fault.words in said and trial.files_with_secrets() == []
     wait(lambda: trial.orphans() == [], 5)
 
 

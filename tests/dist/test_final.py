@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.final import assert_loads, train_and_save
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_chats

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.jobs import train_recipes
 from tests.parity import ADAPTERS, LABELS, METHODS, WORLDS, Case, assert_equal, make_case
 from tests.ranks import run_ranks
@@ -60,13 +59,16 @@ def test_accumulation_and_recompute_on_one_process(case: Case, expected: dict[st
 
 
 OFFLOADS: dict[str, dict[str, Any]] = {
-    "optimizer": {"offload": "optimizer"}, "params": {"offload": "params"}, "activations": {"offload_activations": True},
+    "optimizer": {"offload": "optimizer"}, "params": {"offload": "params"},
+    "activations": {"offload_activations": True},
 }  # fmt: skip
 
 
 def test_offload_changes_nothing(case: Case, expected: dict[str, Any]) -> None:
     methods = {m: (METHODS | ADAPTERS)[m] for m in ("full", "qlora", "full, tokens", "full, 8 bit")}
-    recipes = {f"{m}; {o}": case.spread(s, "fsdp 2", 3, **how) for m, s in methods.items() for o, how in OFFLOADS.items()}
+    recipes = {
+        f"{m}; {o}": case.spread(s, "fsdp 2", 3, **how) for m, s in methods.items() for o, how in OFFLOADS.items()
+    }
     for name, found in run_ranks(2, train_recipes, recipes)[0].items():
         assert_equal(found, expected[name.split(";")[0]], 1e-4 if "qlora" in name else 1e-5, name)
 

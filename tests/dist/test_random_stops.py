@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.tiny import make_model, values, write_chats
+from tests.trial import LIMIT, Trial, wait
 
 from packtrain.errors import UserError
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.registry import kill_run, stop_run
-from tests.trial import LIMIT, Trial, wait
-from tests.tiny import make_model, values, write_chats
 
 RIGHT = {  # the state, the exit statuses of the command, the exit status in status.json
     "interrupt": ("stopped", {130}, 130),

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from packtrain.checkpoint import store
 from tests.jobs import NeverStop, open_job
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_chats
+
+from packtrain.checkpoint import store
 
 STEPS = 6
 Curve = list[tuple[tuple[int, ...], float]]
@@ -196,7 +196,9 @@ STORED: dict[str, dict[str, dict[str, Any]]] = {
     "bf16 stochastic": {
         "method": {"type": "full"}, "train": {"optimizer": "adamw_bf16", "master_weights": "bf16", "precision": "bf16"},
     },
-    "kahan": {"method": {"type": "full"}, "train": {"rounding": "kahan", "master_weights": "bf16", "precision": "bf16"}},
+    "kahan": {
+        "method": {"type": "full"}, "train": {"rounding": "kahan", "master_weights": "bf16", "precision": "bf16"},
+    },
     "offload": {"method": {"type": "full"}, "parallel": {"offload": "optimizer"}},
     "offload params": {"method": {"type": "full"}, "parallel": {"offload": "params"}},
 }  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.tiny import make_model, values, write_chats
 
 from packtrain.config import load_recipe
-from tests.tiny import make_model, values, write_chats
 
 STEPS = 8
 

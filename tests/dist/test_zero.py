@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from packtrain.config import strategies
 from tests.dist.test_resume import STEPS, curves, recipe
 from tests.final import assert_loads, train_and_save
 from tests.jobs import train_recipes
 from tests.parity import ADAPTERS, METHODS, Case, assert_equal, make_case, zero
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_chats
+
+from packtrain.config import strategies
 
 ALL = METHODS | ADAPTERS
 BUILDING = 600  # seconds: on a CPU DeepSpeed compiles a collective the first time
@@ -26,7 +26,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(tmp_path_factory.mktemp("zero"))
 
 
-def compare(case: Case, methods: dict[str, dict[str, Any]], settings: list[dict[str, Any]], rounds: tuple[int, ...]) -> None:
+def compare(
+    case: Case, methods: dict[str, dict[str, Any]], settings: list[dict[str, Any]], rounds: tuple[int, ...]
+) -> None:
     """Each method in each setting on two processes, with so many forward passes a step, against one process."""
     plain = {method: case.recipe(section, data={"eval": 0.1}) for method, section in methods.items()}
     spread = {
@@ -58,7 +60,9 @@ def test_every_method_in_every_stage(case: Case, stage: int) -> None:
 @pytest.mark.slow
 def test_offload_with_and_without_accumulation(case: Case) -> None:
     methods = {name: ALL[name] for name in ("full", "lora", "full, tokens")}
-    compare(case, methods, [zero(1, "optimizer"), zero(2, "optimizer"), zero(3, "optimizer"), zero(3, "params")], (1, 3))
+    compare(
+        case, methods, [zero(1, "optimizer"), zero(2, "optimizer"), zero(3, "optimizer"), zero(3, "params")], (1, 3)
+    )
 
 
 SECTIONS = {
@@ -207,8 +211,9 @@ def test_no_rank_holds_the_model_while_it_loads(tmp_path: Path) -> None:
 
 def most_whole_parameters(world: Any, recipe: dict[str, Any]) -> tuple[int, int]:
     """(parameters of the model, the most of them that were whole on this rank when a part of it was made)."""
-    from packtrain.parallel.zero.strategy import Zero
     from tests.jobs import open_job
+
+    from packtrain.parallel.zero.strategy import Zero
 
     real, most = Zero.materialize, [0]
 
@@ -232,8 +237,9 @@ def test_fp16_overflow_is_skipped_not_fatal(case: Case) -> None:
 
 
 def train_with_overflow(world: Any, recipe: dict[str, Any]) -> Any:
-    from packtrain.train.loop import prefetched, train_step
     from tests.jobs import NeverStop, open_job
+
+    from packtrain.train.loop import prefetched, train_step
 
     session = open_job(world, recipe)
     strategy, updates = session.built.strategy, session.updates
