@@ -95,7 +95,7 @@ class RunFolder:
     def asked_for(self) -> Request | None:
         try:
             return "kill" if self._request.read_text() == "kill" else "stop"
-        except FileNotFoundError:
+        except OSError:  # nobody asks, or the file server is away for a moment
             return None
 
     @classmethod

@@ -119,6 +119,11 @@ class WorkerProcess:
             )
         self.id = ProcessId.of(self._process.pid)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it was seen to have ended with a failure."""
+        return self.exit not in (None, 0)
+
     def poll(self) -> int | None:
         """The exit status, negative for a signal, or None while it runs.
 
@@ -154,7 +159,7 @@ class Guard:
     """
 
     def __init__(self, groups: Sequence[int]) -> None:
-        script = 'read -r _; for group; do kill -KILL -- "-$group" 2>/dev/null; done'
+        script = 'read -r _; for group; do kill -s KILL -- "-$group" 2>/dev/null; done'
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", script, "guard", *map(str, groups)], stdin=subprocess.PIPE, start_new_session=True
         )

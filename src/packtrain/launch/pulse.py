@@ -105,10 +105,10 @@ class Pulse:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The newest beat, or None where the rank has written none."""
+    """The newest beat, or None where the rank has written none, or the file server is away for a moment."""
     try:
         return Beat(**json.loads(path.read_text()))
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

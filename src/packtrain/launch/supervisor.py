@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,20 +12,13 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-from packtrain.inherited import STORE_FD
 from packtrain.launch import failure
 from packtrain.launch.failure import Failure
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.gpus import Claim, Reservation
 from packtrain.launch.out_of_memory import memory_advice
-from packtrain.launch.process import (
-    SUPERVISOR_PID,
-    Guard,
-    ProcessId,
-    WorkerProcess,
-    keep_files_private,
-    listen_on_free_port,
-)
+from packtrain.launch.process import ProcessId, WorkerProcess, keep_files_private
+from packtrain.launch.ranks import Ranks
 from packtrain.launch.watch import HangWatch
 
 POLL_SECONDS = 0.1
@@ -86,12 +78,11 @@ class _Supervisor:
         on_wait: Callable[[str], None],
         heartbeat: float,
     ) -> None:
-        self.folder, self.command, self.watch = folder, list(command), watch
-        self.processes, self.reservation, self.on_wait = processes, reservation, on_wait
+        self.folder, self.watch = folder, watch
+        self.reservation, self.on_wait = reservation, on_wait
+        self.ranks = Ranks(folder, command, processes)
         self.hangs = HangWatch([folder.beat(rank) for rank in range(processes)], heartbeat)
         self.claim = Claim([], [])
-        self.workers: list[WorkerProcess] = []
-        self.guard: Guard | None = None
         self.num_signals = 0
         self.num_handled = 0
         self.last_heartbeat = 0.0
@@ -114,7 +105,7 @@ class _Supervisor:
         own = asdict(ProcessId.of(os.getpid()))
         state = "queued" if self.reservation else "starting"
         cleared: dict[str, Any] = {"ranks": [], "gpus": [], "error": None, "exit": None, "note": "", "group": ""}
-        self.folder.update_status(state=state, supervisor=own, command=self.command, **cleared)
+        self.folder.update_status(state=state, supervisor=own, command=self.ranks.command, **cleared)
         while self.reservation is not None:
             claim = self.reservation.attempt()
             if claim is not None:
@@ -140,21 +131,9 @@ class _Supervisor:
         return True
 
     def _work(self) -> Outcome:
-        with listen_on_free_port() as listener:
-            self._start(listener)
+        self.ranks.start(self.claim.env if self.claim.gpus else {}, self.claim.files)
+        self.folder.update_status(ranks=self.ranks.as_status())
         return self._until_ended()
-
-    def _start(self, listener: socket.socket) -> None:
-        env = {**os.environ, **self._shared_env(listener), **(self.claim.env if self.claim.gpus else {})}
-        for rank in range(self.processes):
-            self.folder.error(rank).unlink(missing_ok=True)
-            self.folder.beat(rank).unlink(missing_ok=True)
-            store = listener.fileno() if rank == 0 else -1
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), STORE_FD: str(store)}
-            descriptors = [*self.claim.files, *([store] if rank == 0 else [])]
-            self.workers.append(WorkerProcess(rank, self.command, env | own, self.folder.log(rank), descriptors))
-        self.guard = Guard([worker.id.pid for worker in self.workers])
-        self.folder.update_status(ranks=self._ranks())
 
     def _until_ended(self) -> Outcome:
         while True:
@@ -162,10 +141,10 @@ class _Supervisor:
             self._handle_signals()
             self._heartbeat()
             self.watch()
-            running = self._running()
-            if self._stopped_at_birth():
+            running = self.ranks.running()
+            if self.num_handled > 0 and self.ranks.met_no_listener():  # the rest would wait for it in vain
                 return Outcome("stopped", 130)
-            if any(self._failed(worker) for worker in self.workers):
+            if self.ranks.any_failed():
                 return self._failure() if self.num_handled < 2 else Outcome("stopped", 130)
             if not running:
                 return self._success()
@@ -180,24 +159,12 @@ class _Supervisor:
         found = self.hangs.hung()
         if found is None:
             return None
-        for worker in self.workers:
-            worker.dump_stacks()
+        self.ranks.dump_stacks()
         time.sleep(STACKS_SECONDS)
         first = failure.from_silence(self.folder, *found)
-        self.workers[first.rank].kill()  # it would not listen, and may be stopped
+        self.ranks[first.rank].kill()  # it would not listen, and may be stopped
         self._terminate()
         return Outcome("failed", 1, first)
-
-    def _running(self) -> bool:
-        """Look at every worker; whether any still runs."""
-        return None in [worker.poll() for worker in self.workers]
-
-    def _stopped_at_birth(self) -> bool:
-        """Whether our signal met a worker that did not listen yet: the rest would wait for it in vain."""
-        return self.num_handled > 0 and any(worker.exit == -signal.SIGTERM for worker in self.workers)
-
-    def _failed(self, worker: WorkerProcess) -> bool:
-        return worker.exit not in (None, 0)
 
     def _success(self) -> Outcome:
         # A run that rank 0 finished while the signal was under way is done, not stopped.
@@ -209,8 +176,8 @@ class _Supervisor:
         """Collect every rank's word for a moment, then end the rest and name the first."""
         failures: dict[int, Failure] = {}
         deadline = time.monotonic() + WORD_SECONDS
-        while len(failures) < self.processes and time.monotonic() < deadline:
-            for worker in self.workers:
+        while len(failures) < self.ranks.size and time.monotonic() < deadline:
+            for worker in self.ranks:
                 if worker.rank not in failures and self._failed_now(worker):
                     failures[worker.rank] = self._word(worker)
             time.sleep(POLL_SECONDS / 2)
@@ -220,7 +187,7 @@ class _Supervisor:
 
     def _failed_now(self, worker: WorkerProcess) -> bool:
         worker.poll()
-        return self._failed(worker) or self.folder.error(worker.rank).exists()
+        return worker.failed or self.folder.error(worker.rank).exists()
 
     def _word(self, worker: WorkerProcess) -> Failure:
         # It was seen dead by now, so it died at some time since the last look.
@@ -236,10 +203,9 @@ class _Supervisor:
         return found
 
     def _terminate(self) -> None:
-        for worker in self.workers:
-            worker.terminate()
+        self.ranks.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._running() and time.monotonic() < deadline:
+        while self.ranks.running() and time.monotonic() < deadline:
             self._heartbeat()
             if self.num_signals > self.num_handled:
                 return  # the user does not want to wait; `_end` kills
@@ -256,11 +222,10 @@ class _Supervisor:
         if self.num_signals == self.num_handled:
             return
         self.num_handled = self.num_signals
-        for worker in self.workers:
-            if self.num_signals == 1:
-                worker.terminate()
-            else:
-                worker.kill()
+        if self.num_signals == 1:
+            self.ranks.terminate()
+        else:
+            self.ranks.kill()
 
     def _heartbeat(self) -> None:
         if time.monotonic() - self.last_heartbeat >= HEARTBEAT_SECONDS:
@@ -268,25 +233,13 @@ class _Supervisor:
             self.folder.try_update_status()
 
     def _end(self, outcome: Outcome) -> None:
-        for worker in self.workers:
-            worker.kill()
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._running() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS / 10)
-        if self.guard is not None:
-            self.guard.close()
-        for rank in range(self.processes):
-            self.folder.beat(rank).unlink(missing_ok=True)
+        self.ranks.close()
         if self.reservation is not None:
             self.reservation.close()
         self.claim.close()
         error = outcome.failure.as_status() if outcome.failure else None
-        self.folder.try_update_status(
-            state=outcome.state, exit=outcome.exit, error=error, ranks=self._ranks(), gpus=[], note=""
-        )
-
-    def _ranks(self) -> list[dict[str, object]]:
-        return [{"rank": w.rank, "pid": w.id.pid, "start_time": w.id.start_time, "exit": w.exit} for w in self.workers]
+        ended = {"state": outcome.state, "exit": outcome.exit, "error": error}
+        self.folder.try_update_status(**ended, ranks=self.ranks.as_status(), gpus=[], note="")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -302,16 +255,3 @@ class _Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.num_signals += 1
-
-    def _shared_env(self, listener: socket.socket) -> dict[str, str]:
-        """What torch.distributed and the worker read, but for the rank."""
-        cores = len(os.sched_getaffinity(0))
-        return {
-            "WORLD_SIZE": str(self.processes),
-            "LOCAL_WORLD_SIZE": str(self.processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // self.processes)),
-            "PYTHONUNBUFFERED": "1",
-            SUPERVISOR_PID: str(os.getpid()),
-        }
