@@ -24,6 +24,9 @@ def load_adapter(folder):
     if "qlora" in folder:
         bits = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
     model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **bits)
+    for module in model.modules():  # on some processors bitsandbytes multiplies in bf16, whatever the dtype
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     stored = load_file(folder + "/adapter_model.safetensors")
     assert stored and all(t.abs().sum() > 0 for t in stored.values()), "an adapter is zero"
     own = get_peft_model_state_dict(model, save_embedding_layers=False)

@@ -185,6 +185,11 @@ class RunFolder:
             return supervisor.alive()
         return status.state in ACTIVE and self.silence() < LOST_AFTER_SECONDS
 
+    def led_here(self) -> bool:
+        """Whether its leader is, or was, a process of this host: then it is known at once whether it lives."""
+        supervisor = self.read_status().supervisor_id
+        return supervisor is not None and supervisor.here
+
     def silence(self) -> float:
         """Seconds since status.json was written, both moments by the file server's clock, not by this host's."""
         written = self.status.stat().st_mtime

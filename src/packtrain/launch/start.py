@@ -122,7 +122,7 @@ def _begun(asked: Recipe) -> RunFolder | None:
 def _continue(folder: RunFolder, asked: Recipe, detach: bool) -> int:
     """Go on with a run whose last leader is gone, or will be given up soon; nothing to do where it is done."""
     deadline = time.monotonic() + TAKE_OVER_SECONDS
-    while _led_by_another(folder) and time.monotonic() < deadline:
+    while _led_by_another(folder) and not folder.led_here() and time.monotonic() < deadline:
         time.sleep(1.0)
     if folder.read_status().state == "done":
         if not group.quiet_rank():
