@@ -9,12 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.trial import wait as wait_for
 
 from packtrain.errors import UserError
 from packtrain.launch.folder import RunFolder
@@ -75,13 +75,6 @@ def in_background(folder: RunFolder, body: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, start_new_session=True)
     wait_for(lambda: all((folder.path / f"ready-{rank}").exists() for rank in range(2)), 10)
     return process
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "too late"
-        time.sleep(0.05)
 
 
 def alive(pid: int) -> bool:
