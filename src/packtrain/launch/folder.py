@@ -78,7 +78,8 @@ class RunFolder:
         return self.logs / f"rank-{rank}.log"
 
     def error(self, rank: int) -> Path:
-        return self.logs / f"rank-{rank}.error.json"
+        """Why a rank failed, or with -1 the supervisor, in its own words."""
+        return self.logs / (f"rank-{rank}.error.json" if rank >= 0 else "supervisor.error.json")
 
     def beat(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.beat"

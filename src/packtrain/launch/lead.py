@@ -14,7 +14,7 @@ from pathlib import Path
 from packtrain.config import Recipe, load_recipe
 from packtrain.config.schema import seconds
 from packtrain.errors import UserError
-from packtrain.launch import native, summary
+from packtrain.launch import failure, native, summary
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.gpus import Reservation
 from packtrain.launch.process import keep_files_private
@@ -24,6 +24,8 @@ from packtrain.launch.supervisor import Outcome, supervise, worker_command
 from packtrain.metrics.reader import EventReader
 
 BEGIN_SECONDS = 60.0
+SUPERVISOR = -1
+"""In place of a rank, where the supervisor itself fails."""
 
 
 def lead(folder: RunFolder, recipe: Recipe) -> Outcome:
@@ -68,6 +70,7 @@ def lead_detached(folder: RunFolder) -> None:
     Raises:
         UserError: it ended at once; why is in its log.
     """
+    folder.error(SUPERVISOR).unlink(missing_ok=True)
     with folder.supervisor_log.open("ab") as sink:
         process = subprocess.Popen(
             [sys.executable, "-m", "packtrain.launch.lead", str(folder.path)],
@@ -78,6 +81,9 @@ def lead_detached(folder: RunFolder) -> None:
         )
     _wait(lambda: process.poll() is not None or _leads(folder, process.pid), BEGIN_SECONDS)
     if process.poll() not in (None, 0):
+        told = failure.recorded(folder, SUPERVISOR)
+        if told is not None:
+            raise told.user_error()
         said = folder.supervisor_log.read_text(errors="replace").strip().splitlines()
         what = f"its supervisor ended at once ({said[-1] if said else 'without a word'})"
         raise UserError(folder.name, what, f"see {folder.supervisor_log}")
@@ -109,7 +115,12 @@ def main(path: str) -> int:
     """Lead a run whose folder is ready. A mistake that only the workers could find stays in the folder."""
     keep_files_private()
     folder = RunFolder(Path(path))
-    outcome = lead(folder, load_recipe(folder.recipe))
+    try:
+        outcome = lead(folder, load_recipe(folder.recipe))
+    except UserError as error:  # who started this process is still there to be told
+        failure.record(folder, failure.describe(error, SUPERVISOR))
+        print(f"packtrain: error: {error}", flush=True)
+        return 2
     if outcome.failure is not None and outcome.failure.kind == "user":
         print(f"packtrain: error: {outcome.failure.user_error()}", flush=True)
         return outcome.exit

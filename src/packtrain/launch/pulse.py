@@ -44,7 +44,7 @@ class Beat:
 
 
 class Pulse:
-    """Called by the training thread; a thread of its own writes a beat each second.
+    """Called by the training thread; a thread of its own writes a beat each second, and whenever the phase changes.
 
     Args:
         each: called after each beat, for what else a rank must look at now and then.
@@ -55,7 +55,7 @@ class Pulse:
         self._phase, self._at, self._longest = "loading", time.monotonic(), 0.0
         self._number = self._num_steps = 0
         self._thread_id = threading.get_ident()
-        self._ended = threading.Event()
+        self._ended, self._changed = threading.Event(), threading.Event()
         self._told = False
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
@@ -64,8 +64,11 @@ class Pulse:
         now = time.monotonic()
         if self.phase == WATCHED and phase in (None, WATCHED):
             self._longest = max(self._longest, now - self._at)
+        before = self.phase
         self._num_steps += phase == WATCHED
         self._phase, self._at = phase or self._phase, now
+        if self.phase != before:  # what stops in the next moment must not be judged by what it was at before
+            self._changed.set()
 
     @property
     def phase(self) -> str:
@@ -77,15 +80,18 @@ class Pulse:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._changed.set()
         self._thread.join()
         self.path.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.is_set():
             self._number += 1
             self._write(self._beat())
             for action in self.each:
                 action()
+            self._changed.wait(BEAT_SECONDS)
+            self._changed.clear()
 
     def _beat(self) -> Beat:
         quiet = time.monotonic() - self._at

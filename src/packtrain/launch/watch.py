@@ -11,7 +11,7 @@ from packtrain.launch.pulse import WATCHED, Beat, read_beat
 
 SLOWER = 5.0
 """A rank may be quiet for so many times its longest pause in a step: a step that is always long is no hang."""
-_PATIENCE = 6.0
+_PATIENCE = 3.0
 """Outside of steps a rank may miss beats for so many limits: a long call there may keep Python's one lock."""
 
 

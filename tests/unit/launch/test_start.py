@@ -10,6 +10,7 @@ from packtrain.config import Recipe, build_recipe, dump_recipe, load_recipe
 from packtrain.errors import UserError
 from packtrain.launch import start as module
 from packtrain.launch.folder import RunFolder
+from packtrain.launch.lead import lead_detached
 from packtrain.launch.prepare import named
 from packtrain.launch.supervisor import Outcome
 
@@ -104,3 +105,13 @@ def test_automatic_names_do_not_collide(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("time.strftime", lambda *_: "20261130-181512")
     (tmp_path / "samsum-20261130-181512").mkdir()
     assert named(recipe(folder=str(tmp_path)), "samsum.yaml").output.name == "samsum-20261130-181512-2"
+
+
+def test_a_detached_supervisor_that_cannot_lead_says_why_in_its_own_words(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run")
+    folder.recipe.write_text("modle: 3\n")
+    with pytest.raises(UserError, match="unknown key 'modle'; did you mean 'model'"):
+        lead_detached(folder)
+    folder.recipe.write_text(dump_recipe(recipe()))
+    with folder.led(), pytest.raises(UserError, match="run: is running already"):
+        lead_detached(folder)

@@ -73,9 +73,9 @@ def test_no_new_beats(watch: HangWatch, clock: Clock) -> None:
     assert watch.hung() == (1, "gave no sign of life for 21 s")
     write(watch, replace(WAITS, number=3), replace(WAITS, number=2), replace(WAITS, phase="saving"))
     assert watch.hung() is None  # outside of a step it may take its time
-    clock.now = 121.0
+    clock.now = 61.0
     write(watch, replace(WAITS, number=4), replace(WAITS, number=3), replace(WAITS, phase="saving"))
-    assert watch.hung() == (2, "gave no sign of life for 121 s")
+    assert watch.hung() == (2, "gave no sign of life for 61 s")
 
 
 def test_alone_it_may_compute_as_long_as_it_likes(tmp_path: Path) -> None:
@@ -101,4 +101,13 @@ def test_pulse_tells_phase_pauses_and_place(tmp_path: Path, monkeypatch: pytest.
         assert phases == ["loading", "first step", "first step", "step", "step", "saving"]
         assert 0.15 < beat.longest < 1.0 and beat.doing == "elsewhere" and "test_watch.py" in beat.place
     assert read_beat(path) is None and calls
+
+
+def test_a_new_phase_is_told_at_once(tmp_path: Path) -> None:
+    with Pulse(tmp_path / "beat") as pulse:
+        for phase in ("step", "step", "saving"):
+            pulse(phase)
+        deadline = time.monotonic() + 0.5
+        while (beat := read_beat(tmp_path / "beat")) is None or beat.phase != "saving":
+            assert time.monotonic() < deadline
     assert not any(thread.name == "pulse" for thread in threading.enumerate())
