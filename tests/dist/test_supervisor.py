@@ -261,6 +261,26 @@ def test_the_rank_that_hangs_is_named_with_its_place(folder: RunFolder) -> None:
     assert not list(folder.logs.glob("*.beat"))
 
 
+FREEZE = """
+from packtrain.launch.pulse import Pulse
+with Pulse(folder.beat(rank)):
+    time.sleep(1.5)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(4)
+    raise RuntimeError("[gloo] Timed out waiting 4000ms for send operation to complete")
+"""
+
+
+def test_a_rank_that_freezes_is_named_where_the_others_only_lost_it(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packtrain.launch.supervisor.SILENT_SECONDS", 2.5)
+    outcome = run(folder, FREEZE)
+    assert outcome.failure and (outcome.failure.rank, outcome.failure.kind) == (1, "hang")
+    assert "rank 1 hangs: it gave no sign of life" in outcome.failure.message
+
+
 def held(tmp_path: Path) -> tuple[Claim, Reservation]:
     """A GPU that another run owns, and a place in the queue for it."""
     places = [Reservation(owner, 1, tmp_path / "locks", lambda: [Gpu(0, "GPU-0", 0)]) for owner in ("other", "me")]

@@ -17,6 +17,7 @@ from packtrain.cli import runs
 from packtrain.errors import UserError
 from packtrain.launch.group import quiet_rank
 from packtrain.launch.process import keep_files_private, leave_at_once
+from packtrain.launch.secrets import redact
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's UsageError: newer versions of typer bring their own click, whose modules are private."""
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _mistake(sentence: str) -> int:
     if not quiet_rank():
-        print(f"packtrain: error: {sentence}", file=sys.stderr)
+        print(f"packtrain: error: {redact(sentence)}", file=sys.stderr)
     return 2
 
 

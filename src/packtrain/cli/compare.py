@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packtrain.config import Recipe, load_recipe
 from packtrain.config.difference import Setting, difference
 from packtrain.errors import UserError
-from packtrain.launch.folder import RunFolder
+from packtrain.launch.folder import RunFolder, refuse_other_than_file
 from packtrain.launch.registry import find_run, summarise
 from packtrain.metrics.compare import COLORS, RunCurves, draw_comparison
 from packtrain.metrics.curve import running_mean
@@ -48,7 +48,7 @@ def run_compare(names: Sequence[str], png: str | None, as_json: bool, runs_folde
     """
     runs = [_compared(letter, name, folder) for letter, name, folder in _found(names, runs_folder)]
     settings = _differing(runs)
-    if png:
+    if png is not None:
         _draw(runs, Path(png).expanduser())
     if as_json:
         numbers = [{"name": run.name, "path": str(run.folder.path), **run.numbers} for run in runs]
@@ -117,6 +117,7 @@ def _differing(runs: Sequence[ComparedRun]) -> list[Setting]:
 
 
 def _draw(runs: Sequence[ComparedRun], file: Path) -> None:
+    refuse_other_than_file("--png", file)
     try:
         draw_comparison([run.curves for run in runs], file)
     except OSError as error:

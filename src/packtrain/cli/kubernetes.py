@@ -9,8 +9,9 @@ from pathlib import Path
 from packtrain.config import load_recipe
 from packtrain.config.load import read_text
 from packtrain.errors import UserError
-from packtrain.launch.folder import write_text
+from packtrain.launch.folder import refuse_other_than_file, write_text
 from packtrain.launch.kubernetes import Claim, ClusterJob, job_name, manifest, warnings
+from packtrain.launch.secrets import refuse_secrets
 
 
 def run_kubernetes(
@@ -47,9 +48,11 @@ def run_kubernetes(
     for warning in warnings(recipe, job):
         print(f"packtrain: warning: {warning}", file=sys.stderr)
     text = manifest(read_text(Path(recipe_path)), job)
+    refuse_secrets(text, "the manifest")
     if output is None:
         print(text, end="")
         return
+    refuse_other_than_file("--output", Path(output).expanduser())
     try:
         write_text(Path(output).expanduser(), text)
     except OSError as error:

@@ -223,7 +223,7 @@ def delete(
     """Remove runs with all their checkpoints and models."""
     from packtrain.launch.registry import delete_run, find_run, size_of
 
-    runs = [find_run(name, folder) for name in names]
+    runs = {run.path: run for run in (find_run(name, folder) for name in names)}.values()  # each once
     for run in runs:
         if not yes:
             _confirm(run, size_of(run))

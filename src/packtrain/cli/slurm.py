@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packtrain.errors import UserError
+from packtrain.launch.folder import refuse_other_than_file
 from packtrain.launch.slurm import Job, Options, make_job
 
 
@@ -29,6 +30,7 @@ def run_slurm(recipe: str, overrides: Sequence[str], options: Options, output: s
 
 def _write(job: Job, path: Path, submit: bool) -> None:
     """A new file; one that is there may hold its owner's changes."""
+    refuse_other_than_file("--output", path)
     job.make_log_folder()
     try:
         if not (path.exists() and path.read_text() == job.text):

@@ -20,6 +20,7 @@ from packtrain.launch.process import ProcessId
 
 ACTIVE = ("queued", "starting", "running", "saving")
 """States that somebody must be alive for."""
+STATES = (*ACTIVE, "done", "failed", "stopped")
 LOST_AFTER_SECONDS = 120.0
 """Silence after which a run on another host is given up; on this host its process is looked at."""
 Request = Literal["stop", "kill"]
@@ -54,6 +55,17 @@ class Status:
     @property
     def supervisor_id(self) -> ProcessId | None:
         return ProcessId(**self.supervisor) if self.supervisor else None
+
+
+def _parsed(values: Any) -> Status | None:
+    """A status, or None where the values are none."""
+    known = {f.name for f in fields(Status)}
+    try:
+        status = Status(**{key: value for key, value in values.items() if key in known})
+        _ = status.supervisor_id
+    except (AttributeError, TypeError):
+        return None
+    return status if status.state in STATES and isinstance(status.name, str) else None
 
 
 class RunFolder:
@@ -144,8 +156,14 @@ class RunFolder:
             raise UserError(
                 str(self.status), f"damaged: {error}", "restore that file; the checkpoints beside it are untouched"
             ) from error
-        known = {f.name for f in fields(Status)}
-        return Status(**{key: value for key, value in values.items() if key in known})
+        status = _parsed(values)
+        if status is None:
+            raise UserError(
+                str(self.status),
+                "damaged: no status in it",
+                "restore that file; the checkpoints beside it are untouched",
+            )
+        return status
 
     def update_status(self, **changes: Any) -> Status:
         """Change some fields, under a lock: supervisor and rank 0 both write."""
@@ -210,7 +228,10 @@ class RunFolder:
                 mend = f"watch it with `packtrain runs show {self.name}`"
                 raise UserError(self.name, "is running already", mend) from None
             self._request.unlink(missing_ok=True)  # of the part before
-            yield
+            try:
+                yield
+            finally:
+                self._request.unlink(missing_ok=True)
 
     def _exists(self) -> UserError:
         mend = "choose another output.name or output.folder"
@@ -226,6 +247,12 @@ class RunFolder:
         with (self.path / ".status.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def refuse_other_than_file(where: str, path: Path) -> None:
+    """Raises UserError where ``path`` is there and no file: a device or a folder must not be replaced by one."""
+    if path.exists() and not path.is_file():
+        raise UserError(where, f"{path} is there and is not a file", "give another file")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,8 +9,13 @@ from pathlib import Path
 
 from packtrain.checkpoint.folders import faults, newest, whole
 from packtrain.config import Recipe, load_recipe
+from packtrain.config.difference import Setting
 from packtrain.errors import UserError, listed
 from packtrain.launch.folder import RunFolder
+
+_STANDS_ON = {"model", "data", "method", "train.optimizer", "train.master_weights", "train.rounding"}
+"""Sections and settings that decide what a checkpoint holds, or which rows its step comes to next."""
+_FREE = {"data.workers", "data.cache", "data.packing", "method.dropout", "method.alpha", "method.lora_plus"}
 
 
 def rewind(folder: RunFolder, step: int) -> None:
@@ -40,12 +45,23 @@ def chosen(folder: RunFolder, step: int | None) -> Path | None:
 
 def forked_recipe(parent: RunFolder, overrides: Sequence[str], name: str | None) -> Recipe:
     """The parent's recipe as it was asked for, with what is to be changed and a name of its own."""
+    if name == "":
+        raise UserError("--name", "is empty", "give a name")
     named = [] if name is None else [f"output.name={name}"]
     asked = load_recipe(parent.asked, [*overrides, *named])
     if not any(word.startswith("output.name=") for word in (*overrides, *named)):
         output = Path(asked.output.folder).expanduser().absolute()
         asked.output.name = _unused(output / f"{parent.name[:90]}-fork").name
     return asked
+
+
+def refuse_what_does_not_fit(checkpoint: Path, changes: Sequence[Setting]) -> None:
+    """Raises UserError where a setting is changed that decides what a checkpoint holds, or its place in the data."""
+    for setting in changes:
+        section = setting.key.partition(".")[0]
+        if setting.key in _STANDS_ON or (section in _STANDS_ON and setting.key not in _FREE):
+            what = f"{' -> '.join(setting.shown)} does not fit {checkpoint.name}, which was trained with the former"
+            raise UserError(setting.key, what, "leave it, or fork with --scratch, from step 0")
 
 
 def adopt_checkpoint(folder: RunFolder, checkpoint: Path) -> None:

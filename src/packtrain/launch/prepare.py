@@ -64,7 +64,9 @@ def _refuse_full_disk(recipe: Recipe, model: Path) -> None:
     there = next(path for path in (output, *output.parents) if path.exists())
     needed, free = plan.total - written, shutil.disk_usage(there).free
     if needed > free:
-        checkpoints = f"{plan.checkpoints} checkpoints of {_size(plan.checkpoint)} and a model of {_size(plan.final)}"
+        checkpoints = (
+            f"{plan.checkpoints} checkpoints of {_size(plan.checkpoint)}, a model of {_size(plan.final)}, logs"
+        )
         what = f"{there} has {_size(free)} free, and the run will write {_size(needed)} there ({checkpoints})"
         raise UserError("output.folder", what, "free some space, lower checkpoint.keep or give another folder")
 

@@ -47,7 +47,7 @@ class Progress:
 
     def _note(self, event: Event) -> None:
         if event["event"] == "start":
-            self.total_steps = event["total_steps"]
+            self.total_steps = event.get("total_steps") or 0
         elif event["event"] == "step":
             self.last_step = event
         elif event["event"] == "eval":
@@ -119,22 +119,24 @@ def open_progress(reader: EventReader, stream: TextIO | None = None) -> Progress
 def describe(event: Event) -> str:
     """One line for an event that is not a step; empty for those with nothing to say."""
     kind = event["event"]
-    if kind == "start":
+    if kind == "start" and "trainable" in event:
         trainable = f"{_short(event['trainable'])} of {_short(event['parameters'])} parameters"
         sent = f"; {event['traffic']}" if event.get("traffic") and event["world_size"] > 1 else ""
         return f"training {trainable}, {event['strategy']}, {event['total_steps']} steps{sent}"
     if kind == "eval":
-        perplexity = f"  perplexity {event['perplexity']:.2f}" if event.get("perplexity") is not None else ""
-        return f"eval at step {event['step']}: loss {event['loss']:.4f}{perplexity}  ({event['rows']} rows)"
+        perplexity = f"  perplexity {float(event['perplexity']):.2f}" if event.get("perplexity") is not None else ""
+        loss, rows = float(event["loss"]), event.get("rows", "?")
+        return f"eval at step {event['step']}: loss {loss:.4f}{perplexity}  ({rows} rows)"
     if kind == "checkpoint":
-        return f"checkpoint at step {event['step']} ({event['seconds']:.1f} s)"
+        return f"checkpoint at step {event['step']} ({event.get('seconds', 0):.1f} s)"
     if kind == "warning":
         return f"warning: {event['message']}"
     return ""
 
 
 def _numbers(step: Event) -> str:
-    return f"loss {step['loss']:.4f}  {step['tokens_per_second']:,.0f} tokens/s"
+    speed = f"  {step['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in step else ""
+    return f"loss {float(step['loss']):.4f}{speed}"
 
 
 def _short(count: int) -> str:

@@ -19,12 +19,12 @@ def redact(text: str) -> str:
     return text
 
 
-def refuse_secrets(text: str) -> None:
-    """Raises UserError where the text of a recipe holds a secret of the environment."""
+def refuse_secrets(text: str, where: str = "recipe") -> None:
+    """Raises UserError where a text that is to be kept holds a secret of the environment."""
     for name, value in _secrets():
         if value in text:
             mend = "leave it out: Packtrain and the hub read the environment"
-            raise UserError("recipe", f"it holds the value of {name}, and run folders are no place for it", mend)
+            raise UserError(where, f"it holds the value of {name}, and would be kept in a file", mend)
 
 
 def _secrets() -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from string import Template
 
 from packtrain.config import Recipe, load_recipe
 from packtrain.errors import UserError
+from packtrain.launch.secrets import refuse_secrets
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
 _TIME = re.compile(r"(?:(?P<d>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
@@ -104,6 +105,7 @@ def make_job(recipe_path: str | Path, overrides: Sequence[str], options: Options
         seconds=options.signal,
         requeue="yes" if options.requeue else "no",
     )
+    refuse_secrets(text, "the script")
     return Job(text, stem, folder, run)
 
 

@@ -15,7 +15,7 @@ from packtrain.errors import UserError, listed
 from packtrain.launch import group
 from packtrain.launch.facts import num_processes
 from packtrain.launch.folder import LOST_AFTER_SECONDS, RunFolder
-from packtrain.launch.fork import adopt_checkpoint, chosen, forked_recipe, rewind
+from packtrain.launch.fork import adopt_checkpoint, chosen, forked_recipe, refuse_what_does_not_fit, rewind
 from packtrain.launch.lead import lead, lead_detached, report
 from packtrain.launch.prepare import create, named, prepare, write_recipe
 from packtrain.launch.registry import find_run
@@ -89,6 +89,9 @@ def fork(
         raise UserError("runs fork", "does not work under torchrun or srun", "fork with plain `packtrain runs fork`")
     checkpoint = None if scratch else chosen(parent, step)
     asked = forked_recipe(parent, overrides, name)
+    changes = difference([load_recipe(parent.asked), asked])
+    if checkpoint is not None:
+        refuse_what_does_not_fit(checkpoint, changes)
     recipe = resolved(asked)
     RunFolder.unused(recipe.output.folder, recipe.output.name)
     prepare(recipe)
@@ -98,7 +101,7 @@ def fork(
         adopt_checkpoint(folder, checkpoint)
     folder.update_status(parent=origin)
     print(f"fork of {origin}")
-    for setting in difference([load_recipe(parent.asked), asked]):
+    for setting in changes:
         print(f"  {setting.change}")
     return begin(folder, recipe, detach)
 
@@ -122,6 +125,8 @@ def _begun(asked: Recipe) -> RunFolder | None:
 def _continue(folder: RunFolder, asked: Recipe, detach: bool) -> int:
     """Go on with a run whose last leader is gone, or will be given up soon; nothing to do where it is done."""
     deadline = time.monotonic() + TAKE_OVER_SECONDS
+    if _led_by_another(folder) and not folder.led_here() and not group.quiet_rank():
+        print(f"run {folder.name}: waiting until its leader on another host is given up", flush=True)
     while _led_by_another(folder) and not folder.led_here() and time.monotonic() < deadline:
         time.sleep(1.0)
     if folder.read_status().state == "done":

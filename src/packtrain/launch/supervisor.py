@@ -27,6 +27,8 @@ WORD_SECONDS = 1.0
 """How long the other ranks get to write down what they saw when one has failed."""
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL for the ranks that a failed one left behind."""
+SILENT_SECONDS = 5.0
+"""A rank without a beat for so long is the one that the others lost, where they only say that they lost one."""
 STACKS_SECONDS = 0.5
 """How long the ranks get to write where they are when one hangs."""
 QUEUE_SECONDS = 2.0
@@ -182,6 +184,9 @@ class _Supervisor:
                     failures[worker.rank] = self._word(worker)
             time.sleep(POLL_SECONDS / 2)
         first = failure.first(list(failures.values()))
+        if first.consequence and (silent := self.hangs.silent(SILENT_SECONDS)):
+            first = failure.from_silence(self.folder, *silent)  # the others waited for it until they gave up
+            self.ranks[first.rank].kill()
         self._terminate()
         return Outcome("failed", 2 if first.kind == "user" else 1, first)
 

@@ -47,6 +47,14 @@ class HangWatch:
                 return rank, f"gave no sign of life for {now - seen.at:.0f} s"
         return self._stuck() if len(self._seen) == len(self.paths) else None
 
+    def silent(self, seconds: float) -> tuple[int, str] | None:
+        """The rank whose last beat is oldest, where that is longer ago than ``seconds``."""
+        now = self.clock()
+        rank = min(self._seen, key=lambda rank: self._seen[rank].at, default=None)
+        if rank is None or now - self._seen[rank].at < seconds:
+            return None
+        return rank, f"gave no sign of life for {now - self._seen[rank].at:.0f} s"
+
     def _look(self, rank: int, beat: Beat | None, now: float) -> None:
         if beat is None:  # not started, or ended
             self._seen.pop(rank, None)

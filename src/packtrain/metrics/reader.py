@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_NEEDED = {"step": ("step", "loss"), "eval": ("step", "loss"), "checkpoint": ("step",), "warning": ("message",)}
+"""What an event of a kind is nothing without."""
 _HEAD_BYTES = 4 * 1024
 _TAIL_BYTES = 64 * 1024
 
@@ -63,8 +65,14 @@ def _parse(lines: Iterable[bytes]) -> tuple[list[Event], int]:
         except ValueError:
             num_damaged += 1
             continue
-        if isinstance(event, dict) and "event" in event:
+        if _is_event(event):
             events.append(event)
         else:
             num_damaged += 1
     return events, num_damaged
+
+
+def _is_event(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("event"), str):
+        return False
+    return all(key in value for key in _NEEDED.get(value["event"], ()))

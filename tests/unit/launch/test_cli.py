@@ -145,3 +145,26 @@ def test_runs_list_show_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (59, "59s"), (90, "2m"), (7200, "2h"), (2e5, "2d")])
 def test_age(seconds: float, text: str) -> None:
     assert age(seconds) == text
+
+
+def test_no_mistake_tells_a_secret(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_sEcReT123456")
+    assert app.run(["train", "hf_sEcReT123456.yaml"]) == 2
+    assert "<HF_TOKEN>.yaml" in capsys.readouterr().err
+
+
+def test_nothing_but_a_file_is_written_over(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunFolder.create("runs", "second")
+    os.mkfifo("pipe")
+    assert app.run(["runs", "compare", "first", "second", "--png", "pipe"]) == 2
+    assert app.run(["runs", "compare", "first", "second", "--png", ""]) == 2
+    err = capsys.readouterr().err
+    assert "--png: pipe is there and is not a file; give another file." in err
+    assert Path("pipe").is_fifo()
+
+
+def test_delete_takes_each_run_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["runs", "delete", "first", "runs/first", "--yes"]) == 0
+    assert capsys.readouterr().out == "first: deleted\n" and not (runs / "first").exists()

@@ -7,7 +7,7 @@ from packtrain.metrics.reader import EventReader, last_events, read_events
 
 
 def line(step: int) -> str:
-    return json.dumps({"event": "step", "step": step}) + "\n"
+    return json.dumps({"event": "step", "step": step, "loss": 1.0}) + "\n"
 
 
 def test_each_event_once_and_half_a_line_later(tmp_path: Path) -> None:
@@ -61,3 +61,12 @@ def test_last_events_of_a_long_file(tmp_path: Path) -> None:
     assert last_events(path)["step"]["step"] == 4999
     assert last_events(path)["start"]["total_steps"] == 5000
     assert len(read_events(path)) == 5001
+
+
+def test_events_that_lack_what_they_are_about_are_no_events(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    whole = {"event": "step", "step": 1, "loss": 2.0}
+    lines = ["garbage{", "null", "[]", '{"event": "step"}', '{"event": "eval", "step": 3}', '{"event": 7}']
+    file.write_bytes(b"\xff\xfe\n" + "\n".join([*lines, json.dumps(whole), ""]).encode())
+    reader = EventReader(file)
+    assert reader.poll() == [whole] and reader.num_damaged == 7

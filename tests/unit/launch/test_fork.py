@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from packtrain.checkpoint.folders import faults, newest, whole
-from packtrain.config import build_recipe, dump_recipe
+from packtrain.config import build_recipe, dump_recipe, load_recipe
+from packtrain.config.difference import difference
 from packtrain.errors import UserError
 from packtrain.launch.folder import RunFolder
-from packtrain.launch.fork import adopt_checkpoint, chosen, forked_recipe, rewind
+from packtrain.launch.fork import adopt_checkpoint, chosen, forked_recipe, refuse_what_does_not_fit, rewind
 
 
 def checkpoint(folder: RunFolder, step: int) -> Path:
@@ -82,3 +83,29 @@ def test_a_name_cannot_leave_the_folder(run: RunFolder, name: str) -> None:
         forked_recipe(run, [], name)
     with pytest.raises(UserError):
         forked_recipe(run, [f"output.name={name}"], None)
+
+
+@pytest.mark.parametrize(
+    ("word", "fits"),
+    [
+        ("train.learning_rate=0.5", True),
+        ("train.batch_size=64", True),
+        ("train.max_steps=900", True),
+        ("method.dropout=0.1", True),
+        ("parallel.recompute=full", True),
+        ("method.rank=4", False),
+        ("method.type=full", False),
+        ("data.train=[other.jsonl]", False),
+        ("data.max_length=64", False),
+        ("model.path=other", False),
+        ("train.optimizer=adamw_8bit", False),
+    ],
+)
+def test_what_a_checkpoint_stands_on_cannot_change(run: RunFolder, word: str, fits: bool) -> None:
+    changes = difference([load_recipe(run.asked), forked_recipe(run, [word], None)])
+    assert [setting.key for setting in changes] == [word.partition("=")[0]]
+    if fits:
+        refuse_what_does_not_fit(run.checkpoints / "step-6", changes)
+        return
+    with pytest.raises(UserError, match=r"does not fit step-6, which was trained with the former; .* --scratch"):
+        refuse_what_does_not_fit(run.checkpoints / "step-6", changes)

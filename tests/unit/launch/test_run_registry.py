@@ -32,9 +32,23 @@ def test_list_is_newest_first_with_numbers(tmp_path: Path) -> None:
     assert (found[0].state, found[0].step) == ("queued", None)
 
 
-def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+NO_STATUS = (
+    "",
+    "{",
+    "null",
+    "[]",
+    '{"state": "running"}',
+    '{"name": "bad", "state": "odd"}',
+    '{"name": 3, "state": "done"}',
+    '{"name": "bad", "state": "done", "supervisor": {"pid": 3}}',
+    '{"name": "bad", "state": "done", "supervisor": 7}',
+)
+
+
+@pytest.mark.parametrize("text", NO_STATUS)
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, text: str) -> None:
     RunFolder.create(tmp_path, "good")
-    RunFolder.create(tmp_path, "bad").status.write_text("{")
+    RunFolder.create(tmp_path, "bad").status.write_text(text)
     assert {run.name: run.state for run in list_runs(tmp_path)} == {"good": "queued", "bad": "damaged"}
 
 

@@ -282,3 +282,13 @@ def test_ctrl_c_leaves_the_job(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     stream = io.StringIO()
     assert follow(job_of(here), "5", 0.01, stream) == 130
     assert "job 5 goes on; end it with `scancel 5`" in stream.getvalue()
+
+
+def test_a_secret_of_the_environment_is_not_written_into_the_script(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    options = Options(setup=("export WANDB_API_KEY=0123456789abcdef",))
+    with pytest.raises(UserError, match="the script: it holds the value of WANDB_API_KEY") as caught:
+        make_job(write_recipe(here / "r.yaml"), [], options)
+    assert "0123456789abcdef" not in str(caught.value)
