@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from packtrain.errors import UserError
+
 BEAT_SECONDS = 1.0
 WATCHED = "step"
 """The phase in which a rank must make progress. Loading, compiling and saving take as long as they take."""
@@ -87,9 +89,11 @@ class Pulse:
     def _run(self) -> None:
         while not self._ended.is_set():
             self._number += 1
-            self._write(self._beat())
-            for action in self.each:
-                action()
+            for action in (self._write_beat, *self.each):
+                try:
+                    action()
+                except (OSError, UserError) as error:  # a full disk, a file server away: the run goes on
+                    self._complain(error)
             self._changed.wait(BEAT_SECONDS)
             self._changed.clear()
 
@@ -98,16 +102,17 @@ class Pulse:
         doing, place = _where(sys._current_frames().get(self._thread_id))
         return Beat(self._number, self.phase, round(quiet, 1), round(self._longest, 1), doing, place)
 
-    def _write(self, beat: Beat) -> None:
+    def _write_beat(self) -> None:
         """Whole or not at all, but not flushed to the disk: it is worth nothing after a crash."""
         temporary = self.path.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(asdict(beat)))
-            os.replace(temporary, self.path)
-        except OSError as error:  # a full disk must not end a run
-            if not self._told:
-                print(f"packtrain: warning: no heartbeat ({error})", file=sys.stderr, flush=True)
-            self._told = True
+        temporary.write_text(json.dumps(asdict(self._beat())))
+        os.replace(temporary, self.path)
+
+    def _complain(self, error: Exception) -> None:
+        """Once: what comes each second would fill the log."""
+        if not self._told:
+            print(f"packtrain: warning: the heartbeat misses something ({error})", file=sys.stderr, flush=True)
+        self._told = True
 
 
 def read_beat(path: Path) -> Beat | None:

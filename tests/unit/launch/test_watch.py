@@ -103,6 +103,21 @@ def test_pulse_tells_phase_pauses_and_place(tmp_path: Path, monkeypatch: pytest.
     assert read_beat(path) is None and calls
 
 
+def test_an_action_that_fails_does_not_end_the_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("packtrain.launch.pulse.BEAT_SECONDS", 0.02)
+
+    def fail() -> None:
+        raise OSError(116, "Stale file handle")
+
+    with Pulse(tmp_path / "beat", [fail]):
+        time.sleep(0.3)
+        beat = read_beat(tmp_path / "beat")
+    assert beat is not None and beat.number > 3
+    assert capsys.readouterr().err.count("Stale file handle") == 1
+
+
 def test_a_new_phase_is_told_at_once(tmp_path: Path) -> None:
     with Pulse(tmp_path / "beat") as pulse:
         for phase in ("step", "step", "saving"):
