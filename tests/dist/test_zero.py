@@ -17,6 +17,7 @@ from tests.tiny import make_model, values, write_chats
 
 from packtrain.config import strategies
 
+pytestmark = pytest.mark.timeout(600)  # one of them compiles DeepSpeed's access to disks first
 ALL = METHODS | ADAPTERS
 BUILDING = 600  # seconds: on a CPU DeepSpeed compiles a collective the first time
 
