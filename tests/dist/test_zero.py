@@ -15,11 +15,24 @@ from tests.parity import ADAPTERS, METHODS, Case, assert_equal, make_case, zero
 from tests.ranks import run_ranks
 from tests.tiny import make_model, values, write_chats
 
-from packtrain.config import strategies
+from packtrain.config import build_recipe, strategies
+from packtrain.launch.native import build
 
-pytestmark = pytest.mark.timeout(600)  # one of them compiles DeepSpeed's access to disks first
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("collectives")]
 ALL = METHODS | ADAPTERS
-BUILDING = 600  # seconds: on a CPU DeepSpeed compiles a collective the first time
+
+
+@pytest.fixture(scope="module")
+def collectives() -> None:
+    """What `packtrain train` has DeepSpeed compile before it starts any rank."""
+    build(build_recipe(values(Path("none"), "none.jsonl", parallel={"strategy": "deepspeed"})))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """DeepSpeed's access to disks; the first time takes minutes."""
+    folder = str(tmp_path_factory.mktemp("swap"))
+    build(build_recipe(values(Path("none"), "none.jsonl", parallel=zero(3, "optimizer", offload_dir=folder))))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +52,7 @@ def compare(
         for n in rounds
     }
     wanted = run_ranks(1, train_recipes, plain)[0]
-    by_rank = run_ranks(2, train_recipes, spread, timeout=BUILDING)
+    by_rank = run_ranks(2, train_recipes, spread)
     assert all(found == by_rank[0] for found in by_rank), "ranks disagree"
     assert by_rank[0].keys() == spread.keys()
     for name, found in by_rank[0].items():
@@ -74,7 +87,7 @@ SECTIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [name for name in strategies.STRATEGIES if name != "single"])
-def test_what_the_table_says_runs_runs(case: Case, tmp_path: Path, strategy: str) -> None:
+def test_what_the_table_says_runs_runs(case: Case, disk: None, tmp_path: Path, strategy: str) -> None:
     """Every cell of docs/deepspeed.md that says so, with one process's losses."""
     plain = {name: case.recipe(section, data={"eval": 0.1}) for name, section in SECTIONS.items()}
     cells = [cell for cell in strategies.cells() if cell.strategy == strategy and cell.runs]
@@ -86,7 +99,7 @@ def test_what_the_table_says_runs_runs(case: Case, tmp_path: Path, strategy: str
         for number, cell in enumerate(cells)
     }
     wanted = run_ranks(1, train_recipes, plain)[0]
-    for name, found in run_ranks(2, train_recipes, spread, timeout=BUILDING)[0].items():
+    for name, found in run_ranks(2, train_recipes, spread)[0].items():
         assert_equal(found, wanted[name.split(";")[0]], 1e-4, name)
 
 
@@ -112,7 +125,7 @@ def test_bf16_is_near_fp32(case: Case) -> None:
     }  # fmt: skip
     for section in tried.values():
         section["train"]["precision"] = "bf16"
-    for stage, (steps, _) in run_ranks(2, train_recipes, tried, timeout=BUILDING)[0].items():
+    for stage, (steps, _) in run_ranks(2, train_recipes, tried)[0].items():
         assert [s[0] for s in steps] == pytest.approx([s[0] for s in plain[0]], rel=1e-2), stage
 
 
@@ -129,7 +142,7 @@ def test_resumes_on_as_many_fewer_and_more(tmp_path: Path) -> None:
         made["parallel"] |= zero(stage, offload)
         made["method"] = {"type": "full"}
         recipes[f"{stage} {offload}"] = made
-    wanted = run_ranks(2, curves, recipes, str(tmp_path / "whole"), timeout=BUILDING)[0]
+    wanted = run_ranks(2, curves, recipes, str(tmp_path / "whole"))[0]
     run_ranks(2, curves, recipes, str(tmp_path / "part"), 3)
     for size in (1, 2, 3):
         shutil.copytree(tmp_path / "part", tmp_path / str(size))
@@ -164,7 +177,7 @@ def test_saved_weights_load_elsewhere(tmp_path: Path, tied: bool) -> None:
                 base, data, method=section, parallel=zero(stage, offload), launch={"processes": 2},
                 train={"max_steps": 2},
             )  # fmt: skip
-    trained = run_ranks(2, train_and_save, recipes, str(tmp_path), timeout=BUILDING)[0]
+    trained = run_ranks(2, train_and_save, recipes, str(tmp_path))[0]
     assert_loads(tmp_path, methods, trained)
 
 
@@ -175,7 +188,7 @@ BIG = {  # a matrix of it is swapped, and begins at no multiple of 512 bytes beh
 
 
 @pytest.mark.slow
-def test_optimizer_states_on_a_disk(tmp_path: Path) -> None:
+def test_optimizer_states_on_a_disk(disk: None, tmp_path: Path) -> None:
     """What is really swapped trains and resumes as in memory; DeepSpeed's own sub-groups would not."""
     model = make_model(tmp_path / "model", **BIG)
     chats = str(write_chats(tmp_path / "chats.jsonl", 14))
@@ -187,7 +200,7 @@ def test_optimizer_states_on_a_disk(tmp_path: Path) -> None:
         made["parallel"] |= zero(3, "params" if "params" in name else "optimizer", **folder)
         del made["parallel"]["deepspeed_config"]["zero_optimization"]["sub_group_size"]
         curves_of[name] = made
-    wanted = run_ranks(2, curves, curves_of, str(tmp_path / "whole"), timeout=BUILDING)[0]
+    wanted = run_ranks(2, curves, curves_of, str(tmp_path / "whole"))[0]
     for name, folder in (("disk", "disk"), ("disk, params in host memory", "disk,-params-in-host-memory")):
         assert wanted[name] == [(rows, pytest.approx(loss, rel=1e-6)) for rows, loss in wanted["memory"]]
         swapped = list((tmp_path / folder).rglob("*.swp"))
@@ -206,7 +219,7 @@ def test_no_rank_holds_the_model_while_it_loads(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", num_hidden_layers=16)
     data = str(write_chats(tmp_path / "chats.jsonl", 12))
     recipe = values(model, data, parallel=zero(3), launch={"processes": 2}, train={"max_steps": 1})
-    for whole, most in run_ranks(2, most_whole_parameters, recipe, timeout=BUILDING):
+    for whole, most in run_ranks(2, most_whole_parameters, recipe):
         assert most < 0.2 * whole
 
 
@@ -272,7 +285,7 @@ def test_the_files_of_llama_factory_run_as_they_are(tmp_path: Path) -> None:
         section = {"deepspeed_config": str(config.absolute())}
         recipe = {
             "model": {"path": str(model)}, "data": {"train": str(rows), "eval": 0.1, "max_length": 128},
-            "parallel": section, "train": {"max_steps": 3, "batch_size": 8, "micro_batch_size": 2},
+            "parallel": section, "train": {"max_steps": 3, "batch_size": 8, "micro_batch_size": 2, "precision": "fp32"},
             "launch": {"processes": 2, "timeout": "120s", "device": "cpu"},
             "output": {"folder": str(tmp_path / "runs"), "name": config.stem},
         }  # fmt: skip

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packtrain.errors import UserError
+from packtrain.launch.clock import file_age
 from packtrain.launch.process import ProcessId
 
 ACTIVE = ("queued", "starting", "running", "saving")
@@ -210,13 +210,8 @@ class RunFolder:
         return supervisor is not None and supervisor.here
 
     def silence(self) -> float:
-        """Seconds since status.json was written, both moments by the file server's clock, not by this host's."""
-        written = self.status.stat().st_mtime
-        try:
-            with tempfile.TemporaryFile(dir=self.path) as probe:
-                return os.fstat(probe.fileno()).st_mtime - written
-        except OSError:  # somebody else's run, or a full disk
-            return time.time() - written
+        """Seconds since status.json was written."""
+        return file_age(self.status)
 
     @contextmanager
     def led(self) -> Iterator[None]:

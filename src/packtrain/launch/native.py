@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from packtrain.config.deepspeed import swap_folder
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError
+from packtrain.launch.abandoned import extensions_folder, remove_abandoned_locks
 
 _BUILD = """
 import sys
@@ -57,6 +58,7 @@ def clean(recipe: Recipe) -> None:
 
 
 def _build(name: str, recipe: Recipe, where: str, what: str, mend: str) -> None:
+    remove_abandoned_locks(extensions_folder())
     environment = os.environ | {"DS_ACCELERATOR": recipe.launch.device, "DS_LOG_LEVEL": "error"}
     running = subprocess.Popen(
         [sys.executable, "-c", _BUILD, name],
