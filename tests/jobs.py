@@ -27,7 +27,7 @@ def open_job(world: World, recipe: dict[str, Any], folder: str | None = None) ->
 def settled(recipe: Recipe) -> Recipe:
     """With what DeepSpeed alone decides filled in, where it is DeepSpeed's."""
     from packtrain.config.deepspeed import settle
-    from packtrain.launch.facts import model_facts
+    from packtrain.launch.model_facts import model_facts
 
     parallel = recipe.parallel
     if parallel.strategy == "deepspeed":

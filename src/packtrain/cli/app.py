@@ -167,6 +167,28 @@ def export(
 
 
 @app.command()
+def plan(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each node; this machine's if not given.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, as H100 or 'RTX 4090'.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, as 80GiB.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 1,
+    host_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a node, as 512GiB.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every setting that was tried, not the first ten.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Say what a recipe needs before a GPU is taken.
+
+    Memory by term, host memory, disk, speed, and the settings that fit, fastest first. The model's config.json is
+    enough. Exit status 1: nothing fits.
+    """
+    from packtrain.cli.plan import show_plan
+
+    return show_plan(recipe, overrides or [], gpus, gpu, gpu_memory, nodes, host_memory, every, as_json)
+
+
+@app.command()
 def kubernetes(
     recipe: RecipePath,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Pods.")],

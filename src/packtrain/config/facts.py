@@ -6,10 +6,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Linear:
+    """A matrix of a block: its name within the block, and its shape (out_features, in_features)."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+    @property
+    def numel(self) -> int:
+        return self.outputs * self.inputs
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Read off config.json and the headers of the weight files.
 
     Attributes:
+        linears: of one block, all alike; empty: not looked at, Llama's are assumed.
+        kv_width: key (or value) heads x head size; 0: not looked at, a quarter of ``hidden``.
+        tied: whether the head is the embedding. qk_norm: whether queries and keys are normalised.
         max_length: positions the model was made for; None where it does not say.
         type: the architecture's name in transformers.
         sliding_window: tokens that a query sees at most; None: all before it.
@@ -27,6 +43,10 @@ class ModelFacts:
     sliding_window: int | None = None
     even_heads: bool = True
     num_experts: int = 0
+    linears: tuple[Linear, ...] = ()
+    kv_width: int = 0
+    tied: bool = False
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,7 @@ class Facts:
         memory: bytes of one GPU, or of the host on the CPU.
         bf16: whether the processor computes in bf16 natively.
         deepspeed: whether the package is installed.
+        gpu: the driver's name for the GPU. host_memory: bytes of one node; 0: not looked at.
     """
 
     processes: int
@@ -50,3 +71,5 @@ class Facts:
     num_cores: int
     model: ModelFacts
     deepspeed: bool = True
+    gpu: str = ""
+    host_memory: int = 0

@@ -80,6 +80,7 @@ class RunFolder:
         self.status = self.path / "status.json"
         self.events = self.path / "events.jsonl"
         self.plan = self.path / "plan.json"
+        self.measured = self.path / "measured.json"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
         self.final = self.path / "final"

@@ -18,6 +18,7 @@ from packtrain.config import Recipe
 from packtrain.errors import UserError
 from packtrain.launch import failure, group, summary, worker
 from packtrain.launch.folder import RunFolder
+from packtrain.launch.measured import write_measured
 from packtrain.launch.prepare import prepare
 from packtrain.launch.process import (
     DUMP_STACKS,
@@ -79,6 +80,7 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         outcome = Outcome(state, 130 if state == "stopped" else 0)
         if here.is_main:
             folder.update_status(state=state, exit=outcome.exit)
+            write_measured(folder)
             if state == "done":
                 score_final(folder, recipe)
             print("\n".join(summary.ended(folder, state)), flush=True)

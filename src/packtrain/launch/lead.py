@@ -17,6 +17,7 @@ from packtrain.errors import UserError
 from packtrain.launch import failure, native, summary
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.gpus import Reservation
+from packtrain.launch.measured import write_measured
 from packtrain.launch.process import keep_files_private
 from packtrain.launch.progress import open_progress
 from packtrain.launch.scores import score_final
@@ -47,6 +48,7 @@ def lead(folder: RunFolder, recipe: Recipe) -> Outcome:
     finally:
         progress.close()
         native.clean(recipe)
+        write_measured(folder)
     if outcome.state == "done":
         score_final(folder, recipe)
     return outcome

@@ -13,11 +13,13 @@ from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
 from packtrain.launch import group, native
-from packtrain.launch.facts import model_facts
+from packtrain.launch.facts import gather_facts
 from packtrain.launch.folder import RunFolder, write_json, write_text
+from packtrain.launch.model_facts import model_facts
 from packtrain.launch.secrets import refuse_secrets
 from packtrain.models.locate import model_folder
 from packtrain.plan.disk import disk
+from packtrain.plan.report import plan_resolved
 
 
 def named(recipe: Recipe, recipe_path: str | Path) -> Recipe:
@@ -109,8 +111,15 @@ def create(recipe: Recipe, asked: Recipe) -> RunFolder:
 
 
 def write_recipe(folder: RunFolder, recipe: Recipe) -> None:
-    """The resolved recipe, and beside it what DeepSpeed is given."""
+    """The resolved recipe; beside it the plan for it, and what DeepSpeed is given."""
     write_text(folder.recipe, dump_recipe(recipe))
+    _write_plan(folder, recipe)
     if recipe.parallel.strategy == "deepspeed":
         assert isinstance(recipe.launch.processes, int), "resolve comes first"
         write_json(folder.deepspeed, engine_config(recipe, recipe.launch.processes))
+
+
+def _write_plan(folder: RunFolder, recipe: Recipe) -> None:
+    """What the run is foreseen to need, for the reader and for a comparison with what it will have needed."""
+    assert isinstance(recipe.launch.processes, int), "resolve comes first"
+    write_json(folder.plan, plan_resolved(recipe, gather_facts(recipe, recipe.launch.processes)).to_json())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
 
+from packtrain.launch.measured import compared, read_plan
 from packtrain.metrics.reader import Event, EventReader
 
 if TYPE_CHECKING:
@@ -56,8 +58,12 @@ class Progress:
     def _show(self, event: Event) -> None:
         if event["event"] == "step":
             self._step(event)
-        elif text := describe(event):
+        elif text := describe(event, self._plan):
             self.line(text)
+
+    @cached_property
+    def _plan(self) -> dict[str, Any] | None:
+        return read_plan(self.reader.path.with_name("plan.json"))
 
     def _step(self, event: Event) -> None:
         now, step = time.monotonic(), event["step"]
@@ -116,8 +122,12 @@ def open_progress(reader: EventReader, stream: TextIO | None = None) -> Progress
     return TerminalProgress(reader, stream) if stream.isatty() else Progress(reader, stream)
 
 
-def describe(event: Event) -> str:
-    """One line for an event that is not a step; empty for those with nothing to say."""
+def describe(event: Event, plan: dict[str, Any] | None = None) -> str:
+    """One line for an event that is not a step; empty for those with nothing to say.
+
+    Args:
+        plan: of the run, beside which its memory is told.
+    """
     kind = event["event"]
     if kind == "start" and "trainable" in event:
         trainable = f"{_short(event['trainable'])} of {_short(event['parameters'])} parameters"
@@ -129,6 +139,8 @@ def describe(event: Event) -> str:
         return f"eval at step {event['step']}: loss {loss:.4f}{perplexity}  ({rows} rows)"
     if kind == "checkpoint":
         return f"checkpoint at step {event['step']} ({event.get('seconds', 0):.1f} s)"
+    if kind == "memory":
+        return compared(event, plan)
     if kind == "warning":
         return f"warning: {event['message']}"
     return ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from packtrain.config import Recipe
+from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve as resolve_values
 from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
-from packtrain.plan.memory import choose
+from packtrain.plan.rank import rank
 
 
 def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[str]]:
@@ -21,10 +22,12 @@ def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[
     for finding in findings:
         if finding.severity == "error":
             raise UserError(finding.rule, finding.message, finding.mend)
-    resolved = resolve_values(recipe, facts)
-    if facts.device == "cuda":
-        choice = choose(resolved, facts)
-        resolved.train.micro_batch_size = choice.micro_batch_size
-        if resolved.parallel.recompute == "auto":
-            resolved.parallel.recompute = choice.recompute
+    resolved = fill(recipe, facts)
     return resolved, [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
+
+
+def fill(recipe: Recipe, facts: Facts) -> Recipe:
+    """A copy without `auto`: on GPUs the plan's first choice, of the settings that the recipe leaves open."""
+    if facts.device == "cpu":
+        return resolve_values(recipe, facts)
+    return rank(recipe, facts)[0].recipe

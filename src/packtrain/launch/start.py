@@ -180,11 +180,11 @@ def _reopen(folder: RunFolder, recipe: Recipe, step: int | None) -> RunFolder:
     return folder
 
 
-def adopted(recipe: Recipe) -> Recipe:
+def adopted(recipe: Recipe, processes: int | None = None) -> Recipe:
     """With what its DeepSpeed JSON says moved into the recipe: the file may be gone when the run is resumed."""
     if recipe.parallel.deepspeed_config is None:
         return recipe  # without looking for GPUs
-    return adopt(recipe, group.size() or num_processes(recipe))
+    return adopt(recipe, processes or group.size() or num_processes(recipe))
 
 
 def resolved(asked: Recipe) -> Recipe:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-_NEEDED = {"step": ("step", "loss"), "eval": ("step", "loss"), "checkpoint": ("step",), "warning": ("message",)}
+_NEEDED = {
+    "step": ("step", "loss"),
+    "eval": ("step", "loss"),
+    "checkpoint": ("step",),
+    "warning": ("message",),
+    "memory": ("step", "peaks", "kept"),
+}
 """What an event of a kind is nothing without."""
 _HEAD_BYTES = 4 * 1024
 _TAIL_BYTES = 64 * 1024

@@ -11,8 +11,11 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 
 
-def model_folder(path: str) -> Path:
+def model_folder(path: str, config_only: bool = False) -> Path:
     """The folder of a model: ``demo`` (fetched once), a folder as it is, or a hub id (downloaded once).
+
+    Args:
+        config_only: of a hub id only config.json is needed.
 
     Raises:
         UserError: nothing of that name, or a folder without config.json.
@@ -29,7 +32,7 @@ def model_folder(path: str) -> Path:
     if folder.exists():
         raise UserError("model.path", f"{folder} is a file", "give the folder it lies in")
     if _HUB_ID.match(path) and not folder.is_absolute():
-        return _from_hub(path)
+        return _from_hub(path, ["config.json"] if config_only else _PATTERNS)
     near = (
         nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()])
         if folder.parent.is_dir()
@@ -39,12 +42,12 @@ def model_folder(path: str) -> Path:
     raise UserError("model.path", f"no such folder: {path}", mend)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise UserError(
             "model.path",

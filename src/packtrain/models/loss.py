@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-CHUNK = 2048
+from packtrain.models.sizes import LOSS_CHUNK as CHUNK
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Literal
 
 import torch
 
-BLOCK = 64
+from packtrain.models.sizes import QUANT_BLOCK as BLOCK
+
 Format = Literal["nf4", "int8"]
 
 # Quantiles of the normal distribution, scaled to [-1, 1], with an exact zero (appendix E of the paper).

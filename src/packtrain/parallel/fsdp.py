@@ -14,6 +14,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from packtrain.parallel.limits import KEPT_LIMIT, UNREDUCED_LIMIT
 from packtrain.parallel.strategy import Strategy
 from packtrain.parallel.traffic import Traffic, UnitBytes, sharded_traffic, sharded_units
 from packtrain.parallel.updates import HostUpdates, MakeOptimizer, Named, Updates
@@ -21,11 +22,6 @@ from packtrain.parallel.world import World
 
 if TYPE_CHECKING:
     from packtrain.models.causal_lm import CausalLMWithLoss
-
-# A model this small stays gathered between forward and backward, which saves every second all-gather.
-_KEPT_LIMIT = 2**30
-# Gradients kept whole between micro-batches save a reduce-scatter each, and cost this much memory at most.
-_UNREDUCED_LIMIT = 2**30
 
 
 class FullyShard(Strategy):
@@ -43,9 +39,9 @@ class FullyShard(Strategy):
 
     def shard(self, model: CausalLMWithLoss) -> None:
         trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-        self.reduce_each = trained > _UNREDUCED_LIMIT
+        self.reduce_each = trained > UNREDUCED_LIMIT
         whole = sum(p.numel() for p in model.parameters()) * self.compute_dtype.itemsize
-        options: dict[str, Any] = {"mesh": self.mesh, "reshard_after_forward": whole > _KEPT_LIMIT}
+        options: dict[str, Any] = {"mesh": self.mesh, "reshard_after_forward": whole > KEPT_LIMIT}
         if self.compute_dtype != torch.float32:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         if self.offload_params:

@@ -1,130 +1,275 @@
-"""GPU memory of a run, to first order, and the micro-batch and recompute share that fill the card.
+"""Peak memory of one process, term by term: what it keeps, and what exists only at some moment of a step.
 
-The activation terms are fitted to measurements of Llama-3-8B's shape (docs/performance.md); the rest is counted.
+Bytes are counted from shapes and dtypes. Only what a compiled block keeps, and what the libraries take for themselves,
+was measured (docs/planning.md says how far the sums are from the peaks).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
+from packtrain.parallel.limits import KEPT_LIMIT
+from packtrain.plan.activations import LossBytes, block, loss, width
+from packtrain.plan.parameters import Parameters, in_blocks, parameters, table
 
-_HEADROOM = 0.88  # of the card: the rest is the allocator's, cuBLAS's and NCCL's
-_TOKENS = 16_384  # of a micro-batch: matrix products are as fast as they get
-_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-_CHUNK = 2048  # labelled positions whose logits exist at once
+Terms = dict[str, float]
+"""Bytes by name, in the order in which they are shown."""
+TERMS = {
+    "weights": "weights that are only read, or cast",
+    "quantised_weights": "quantised weights and their scales",
+    "adapters": "adapters",
+    "master_weights": "weights that are trained, as they are stored",
+    "optimizer_states": "optimizer states",
+    "gradients": "gradients",
+    "activations": "activations kept for the backward pass",
+    "working": "what one block works with",
+    "gathered": "weights gathered or cast for a while",
+    "loss": "logits, and the head's gradient",
+    "communication": "buffers of collectives and of DeepSpeed",
+    "workspace": "workspace of libraries",
+}
+_CPU_PROCESS = 0.25 * 2**30
+_CUDA_WORKSPACE = 0.08 * 2**30  # cuBLAS
+_STEP_CHUNK = 6 * 4 * 2**24  # fp32 temporaries of optimizers with small states (train/adamw.py)
 
 
 @dataclass(frozen=True)
-class Choice:
-    micro_batch_size: int
-    recompute: float
+class Peak:
+    """The moment of a step at which most memory is used, and what uses it."""
+
+    moment: str
+    terms: Terms
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
 
 
-def choose(recipe: Recipe, facts: Facts) -> Choice:
-    """The micro-batch and the recompute share for ``recipe``, whose other settings are resolved.
+def peak(recipe: Recipe, facts: Facts, micro_batch_size: int, recompute: float) -> Peak:
+    """Of one process under a resolved recipe.
 
-    Settings that the recipe gives are kept. Least recompute first, then the largest micro-batch.
+    Args:
+        recompute: the share of blocks whose activations are computed again.
     """
-    assert isinstance(recipe.data.max_length, int)
-    share_of_batch = -(-recipe.train.batch_size // facts.processes)
-    wanted = max(1, min(share_of_batch, _TOKENS // recipe.data.max_length))
-    given = recipe.train.micro_batch_size
-    micros = [given] if given != "auto" else sorted({wanted, -(-wanted // 2), 1}, reverse=True)
-    shares = _SHARES if recipe.parallel.recompute == "auto" else (recomputed_share(recipe.parallel.recompute),)
-    if recipe.parallel.offload_activations and recipe.parallel.recompute == "auto":
-        shares = (1.0,)
-    for share in shares:
-        for micro in micros:
-            if total(recipe, facts, micro, share) <= _HEADROOM * facts.memory:
-                return Choice(micro, share)
-    return Choice(micros[-1], shares[-1])
+    step = _Step(recipe, facts, micro_batch_size, recompute)
+    moments = [step.loss(), step.backward(), step.reduced(), step.update()]
+    return max(moments, key=lambda moment: moment.total)
 
 
 def total(recipe: Recipe, facts: Facts, micro_batch_size: int, recompute: float) -> float:
-    """Peak bytes of one GPU."""
-    return states(recipe, facts) + activations(recipe, facts.model, micro_batch_size, recompute)
+    """Peak bytes of one process."""
+    return peak(recipe, facts, micro_batch_size, recompute).total
 
 
-def states(recipe: Recipe, facts: Facts) -> float:
-    """Weights, gradients and optimizer states of one GPU, in bytes."""
-    if recipe.parallel.strategy == "deepspeed":
-        return _zero_states(recipe, facts)
-    shards = recipe.parallel.shard_size if recipe.parallel.strategy == "fsdp" else 1
-    assert isinstance(shards, int)
-    return _kept(recipe, facts.model) / shards + _gathered(recipe, facts.model)
+class _Step:
+    """An optimizer step of one process: what stays, and its moments."""
+
+    def __init__(self, recipe: Recipe, facts: Facts, micro: int, recompute: float) -> None:
+        assert isinstance(recipe.data.max_length, int)
+        self.recipe, self.facts, self.model, self.share = recipe, facts, facts.model, recompute
+        self.parallel, self.width = recipe.parallel, width(recipe)
+        self.found = parameters(recipe, facts.model)
+        self.tokens = micro * recipe.data.max_length
+        self.kind = "zero" if recipe.parallel.strategy == "deepspeed" else recipe.parallel.strategy
+        rows = -(-recipe.train.batch_size // facts.processes)
+        self.accumulates = rows > micro
+        self.sharding = sharding(recipe, facts)
+        self.kept = resident(recipe, facts, self.found, self.sharding)
+        self.gradients = self.found.num_trained * self.sharding.gradient_bytes / self.sharding.gradients
+        if self.kind == "zero" and recipe.parallel.offload != "none":
+            self.gradients = 0.0  # they go to host memory a bucket at a time
+        self.head: LossBytes = loss(recipe, facts.model, self.found, self.tokens)
+        if self.kind in ("single", "ddp"):
+            self.cast = _cast(recipe, self.found) * (1 - recompute)  # what is recomputed is cast again
+        else:
+            self.cast = 0.0
+            self.head = replace(self.head, cast=0.0)
+
+    @property
+    def wide_stream(self) -> bool:
+        trained = self.found.trained.tables >= table(self.model)
+        return trained and self.kind in ("single", "ddp") and master_bytes(self.recipe) > self.width
+
+    def loss(self) -> Peak:
+        """The end of the last micro-batch's forward pass: every activation is there, and the logits of a chunk."""
+        terms = self.during(self.early_gradients)
+        terms["activations"] = self.activations()
+        terms["loss"] = self.head.peak
+        terms["gathered"] = self.cast + self.gathered(1)
+        return Peak("loss", terms)
+
+    def backward(self) -> Peak:
+        """The first block's backward pass: its activations made again, if it recomputes, and its gradients."""
+        one = self.block
+        terms = self.during(self.early_gradients)
+        terms["activations"] = self.activations() + (one.kept * self.tokens if self.share > 0 else 0)
+        terms["working"] = one.working * self.tokens
+        terms["loss"] = self.head.edge + self.head.gradient
+        terms["gathered"] = self.cast + self.gathered(3)
+        terms["communication"] += self.reduced_block()
+        return Peak("backward", terms)
+
+    def reduced(self) -> Peak:
+        """The end of the backward pass: all gradients are there, and those of the tables are being summed."""
+        terms = self.during(self.gradients)
+        terms["loss"] = self.head.edge
+        if self.kind == "fsdp" and self.parallel.offload != "params":
+            terms["communication"] += self.found.trained.tables * 4
+        if self.kind in ("single", "ddp") and (self.model.tied or self.accumulates) and self.found.trained.tables:
+            terms["working"] = table(self.model) * self.sharding.gradient_bytes  # the embedding's, before it is added
+        return Peak("gradients", terms)
+
+    def update(self) -> Peak:
+        """The optimizer's step."""
+        terms = self.during(self.gradients)
+        terms["communication"] += self.sharding.step_bytes
+        if self.recipe.train.optimizer != "adamw" and self.parallel.offload == "none":
+            terms["communication"] += min(_STEP_CHUNK, 24 * self.found.num_trained / self.sharding.states)
+        return Peak("update", terms)
+
+    def during(self, gradients: float) -> Terms:
+        terms = dict.fromkeys(TERMS, 0.0) | self.kept
+        terms["gradients"] = 0.0 if self.parallel.offload == "params" else gradients
+        terms["communication"] = self.sharding.buffers
+        terms["workspace"] = _CUDA_WORKSPACE if self.facts.device == "cuda" else _CPU_PROCESS
+        return terms
+
+    @property
+    def early_gradients(self) -> float:
+        """Gradients that are there before the last backward pass: of earlier micro-batches, or in DDP's buckets."""
+        return self.gradients if self.accumulates or self.kind == "ddp" else 0.0
+
+    @property
+    def block(self) -> Any:
+        return block(self.recipe, self.model, self.wide_stream)
+
+    def activations(self) -> float:
+        one = self.block
+        flowing = max(self.model.num_blocks - self.found.first_trained, 0)
+        if self.parallel.recompute == "selective":
+            return flowing * self.tokens * (one.kept * SELECTIVE + one.entry * (1 - SELECTIVE))
+        entry = 0.0 if self.parallel.offload_activations else one.entry
+        return flowing * self.tokens * ((1 - self.share) * one.kept + self.share * entry)
+
+    def gathered(self, blocks: int) -> float:
+        """Whole weights that exist for a while: the tables, and so many blocks (all of a small model)."""
+        made = 0.0
+        if self.recipe.method.type == "qlora":  # a quantised weight is made anew while its linear runs
+            made = 2.0 * self.model.hidden * self.model.intermediate * self.width
+        if not self.sharding.gathers:
+            return made
+        every = in_blocks(self.model) * self.sharding.gathered_bytes
+        tables = (self.found.trained.tables + self.found.frozen.tables) * self.width
+        if every + tables <= KEPT_LIMIT and self.kind == "fsdp" and self.parallel.offload != "params":
+            return every + tables + made
+        return min(blocks * every / max(self.model.num_blocks, 1), every) + tables + made
+
+    def reduced_block(self) -> float:
+        """A block's gradients, whole, on their way to the shards: as they are made, and in fp32."""
+        if self.kind != "fsdp" or not self.found.trained_blocks:
+            return 0.0
+        each = (self.found.trained.linears + self.found.trained.other) / self.found.trained_blocks
+        return each * (self.width + 4)
 
 
-def _zero_states(recipe: Recipe, facts: Facts) -> float:
-    """As ``states``, under ZeRO: it keeps weights and gradients in the dtype of the arithmetic, and fp32 masters."""
-    model, width, stage = facts.model, _width(recipe), recipe.parallel.zero_stage
+@dataclass(frozen=True)
+class Sharding:
+    """Over how many processes each kind of state is spread, and what spreading it costs.
+
+    Attributes:
+        weights, gradients, states: the number of processes that share them.
+        gradient_bytes: of one gradient. gathers: whether weights are gathered for a while.
+        gathered_bytes: of a weight inside the blocks that is gathered.
+        buffers: bytes that stay. step_bytes: that exist during the optimizer's step.
+    """
+
+    weights: int
+    gradients: int
+    states: int
+    gradient_bytes: float
+    gathers: bool = False
+    gathered_bytes: float = 0.0
+    buffers: float = 0.0
+    step_bytes: float = 0.0
+
+
+def sharding(recipe: Recipe, facts: Facts) -> Sharding:
+    parallel = recipe.parallel
+    if parallel.strategy == "deepspeed":
+        return _zero(recipe, facts)
+    offloads = parallel.offload == "optimizer"
+    own = width(recipe) if offloads else master_bytes(recipe)
+    if parallel.strategy != "fsdp":
+        return Sharding(1, 1, 1, own)
+    assert isinstance(parallel.shard_size, int), "resolve comes first"
+    shards = parallel.shard_size
+    gathered = stored_bytes(recipe) if recipe.method.is_adapter else width(recipe)
+    return Sharding(shards, shards, shards, own, True, gathered)
+
+
+def _zero(recipe: Recipe, facts: Facts) -> Sharding:
+    """DeepSpeed keeps weights and gradients in the dtype of the arithmetic, and steps on fp32 copies."""
+    stage, size, shards = recipe.parallel.zero_stage, width(recipe), facts.processes
     assert isinstance(stage, int) and isinstance(recipe.parallel.deepspeed_config, dict), "resolve comes first"
-    zero = recipe.parallel.deepspeed_config["zero_optimization"]
-    trained, shards = trained_parameters(recipe, model), facts.processes
-    weights = _frozen_bytes(recipe, model) + trained * width
-    gradients, masters = trained * width, trained * 12.0
-    stepping = trained * 4.0 if stage in (1, 2) else min(trained, zero.get("sub_group_size", 0)) * 4.0
-    if stage == 3:
-        weights = 0 if recipe.parallel.offload == "params" else weights / shards
-        weights += _passing(model, width, width)
-    if stage >= 2:
-        gradients /= shards
-    if stage >= 1:
-        masters, stepping = masters / shards, stepping / (shards if stage < 3 else 1)
+    config = recipe.parallel.deepspeed_config["zero_optimization"]
+    trained = parameters(recipe, facts.model).num_trained
+    bucket = min(float(config.get("reduce_bucket_size", 0)), trained) * size
+    gathered = stored_bytes(recipe) if recipe.method.is_adapter else size
+    masters = shards if stage >= 1 else 1
+    # Stages 1 and 2 flatten all gradients and widen them at once, stage 3 those of a sub-group.
     if recipe.parallel.offload != "none":
-        masters = stepping = 0.0
-    buckets = 2 * float(zero.get("reduce_bucket_size", 0)) * width
-    return weights + gradients + masters + stepping + min(buckets, 2 * trained * width)
+        stepping = 0.0
+    elif stage in (1, 2):
+        stepping = trained * (size + 4) / shards
+    else:
+        stepping = min(trained, float(config.get("sub_group_size", trained))) * 4 / masters
+    return Sharding(
+        weights=shards if stage == 3 else 1,
+        gradients=shards if stage >= 2 else 1,
+        states=masters,
+        gradient_bytes=size,
+        gathers=stage == 3,
+        gathered_bytes=gathered,
+        buffers=2 * bucket + (2 * bucket if stage == 3 else 0),
+        step_bytes=stepping,
+    )
 
 
-def _kept(recipe: Recipe, model: ModelFacts) -> float:
-    """What all shards together keep on their GPUs for the whole run."""
+def resident(recipe: Recipe, facts: Facts, found: Parameters, spread: Sharding) -> Terms:
+    """What stays on the GPU (or in the process) for the whole run."""
+    zero, size = recipe.parallel.strategy == "deepspeed", width(recipe)
     if recipe.parallel.offload == "params":
-        return 0.0
-    return _frozen_bytes(recipe, model) + trained_parameters(recipe, model) * trained_bytes(recipe)
+        return {}
+    quantised = found.frozen.linears if recipe.method.type == "qlora" else 0.0
+    plain = found.frozen.total - quantised
+    trained = found.trained.total
+    terms = {
+        "weights": plain * size / spread.weights,
+        "quantised_weights": quantised * stored_bytes(recipe) / spread.weights,
+    }
+    offloads = recipe.parallel.offload == "optimizer"
+    own = size if zero or offloads else master_bytes(recipe)
+    terms["adapters"] = found.adapters * own / spread.weights
+    terms["master_weights"] = trained * own / spread.weights
+    if not offloads:
+        copies = 4.0 if zero else 0.0
+        terms["master_weights"] += found.num_trained * copies / spread.states
+        terms["optimizer_states"] = found.num_trained * _state_bytes(recipe) / spread.states
+    return terms
 
 
-def _frozen_bytes(recipe: Recipe, model: ModelFacts) -> float:
-    trained = 0 if recipe.method.is_adapter else trained_parameters(recipe, model)
-    frozen = model.num_parameters - trained
-    inside = max(frozen - tables(model), 0)  # what a quantised base stores in less
-    return (frozen - inside) * _width(recipe) + inside * stored_bytes(recipe)
+def _cast(recipe: Recipe, found: Parameters) -> float:
+    """Autocast keeps what it has cast of the weights that linears use, until the backward pass has used it."""
+    narrower = width(recipe) < master_bytes(recipe)
+    return (found.trained.linears + found.adapters) * width(recipe) if narrower else 0.0
 
 
-def _passing(model: ModelFacts, stored: float, width: int) -> float:
-    """Bytes of the blocks that are gathered at once, and of the tables, which stay."""
-    block = max(model.num_parameters - tables(model), 0) * stored / max(model.num_blocks, 1)
-    return 3 * block + tables(model) * width
-
-
-def _gathered(recipe: Recipe, model: ModelFacts) -> float:
-    """Weights that exist for a while in the dtype of the arithmetic."""
-    width = _width(recipe)
-    # A quantised weight is made anew while its linear runs.
-    made = 2 * model.hidden * model.intermediate * width if recipe.method.type == "qlora" else 0
-    if recipe.parallel.strategy == "fsdp":
-        stored = stored_bytes(recipe) if recipe.method.is_adapter else width
-        return _passing(model, stored, width) + made
-    narrower = width < (4 if recipe.train.master_weights == "fp32" else 2)  # autocast keeps what it cast
-    return (trained_parameters(recipe, model) * width if narrower else 0) + made
-
-
-def _width(recipe: Recipe) -> int:
-    return 4 if recipe.train.precision == "fp32" else 2
-
-
-def tables(model: ModelFacts) -> float:
-    """Parameters of the embedding and the head, of which a tied model has one."""
-    return 2.0 * model.vocabulary * model.hidden
-
-
-def trained_bytes(recipe: Recipe) -> float:
-    """Bytes that a trained weight takes on a GPU with its gradient and its optimizer states."""
-    if recipe.parallel.offload == "optimizer":
-        return 2 * _width(recipe)
-    return master_bytes(recipe) + stored_state_bytes(recipe)
+SELECTIVE = 0.5
+"""The share of a block's activations that selective recompute keeps."""
 
 
 def master_bytes(recipe: Recipe) -> int:
@@ -132,41 +277,27 @@ def master_bytes(recipe: Recipe) -> int:
     return 4 if recipe.train.master_weights == "fp32" else 2
 
 
-def stored_state_bytes(recipe: Recipe) -> int:
+def _state_bytes(recipe: Recipe) -> float:
+    """Bytes of a trained weight's optimizer states."""
+    state = {"adamw": 8.0, "adamw_bf16": 4.0, "adamw_8bit": 2.0 + 8 / 256}[recipe.train.optimizer]
+    return state + (2 if _keeps_rest(recipe) else 0)
+
+
+def _keeps_rest(recipe: Recipe) -> bool:
+    """Whether a bf16 weight has what rounding lost beside it."""
+    return recipe.train.master_weights == "bf16" and recipe.train.rounding == "kahan"
+
+
+def stored_state_bytes(recipe: Recipe) -> float:
     """Bytes of a trained weight and its optimizer states: what a checkpoint holds of it."""
-    state = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}[recipe.train.optimizer]
-    if recipe.train.optimizer == "adamw" and recipe.train.master_weights == "bf16" and recipe.train.rounding == "kahan":
-        state += 2
-    return master_bytes(recipe) + state
+    return master_bytes(recipe) + _state_bytes(recipe)
 
 
 def trained_parameters(recipe: Recipe, model: ModelFacts) -> float:
-    method = recipe.method
-    parts = sum({"embedding": 1, "head": 1, "norm": 0}[part] for part in method.also_train)
-    beside = parts * model.vocabulary * model.hidden
-    if method.type == "full":
-        return model.num_parameters
-    if method.type == "freeze":
-        return model.num_parameters * (1 - method.freeze_first / max(model.num_blocks, 1))
-    if method.is_lora:
-        return method.rank * model.num_blocks * (9 * model.hidden + 3 * model.intermediate) + beside
-    assert isinstance(method.virtual_tokens, int), "resolve comes first"
-    return method.virtual_tokens * model.num_blocks * 2 * model.hidden + beside
-
-
-def activations(recipe: Recipe, model: ModelFacts, micro_batch_size: int, recompute: float) -> float:
-    """Bytes kept for the backward pass, the working set of one block, and one chunk of logits."""
-    assert isinstance(recipe.data.max_length, int)
-    tokens = micro_batch_size * recipe.data.max_length
-    width = _width(recipe)
-    block = tokens * width * (3.2 * model.intermediate + 7.5 * model.hidden)
-    edge = tokens * width * model.hidden
-    inputs = 0.0 if recipe.parallel.offload_activations else edge
-    kept = model.num_blocks * ((1 - recompute) * block + recompute * inputs) + (block if recompute else 0)
-    return kept + _CHUNK * model.vocabulary * 12 + 6 * edge
+    return parameters(recipe, model).num_trained
 
 
 def recomputed_share(recompute: str | float) -> float:
-    """Selective recompute keeps about half."""
-    named = {"none": 0.0, "selective": 0.5, "full": 1.0}
+    """The share of blocks that recompute; selective: all do, in part."""
+    named = {"none": 0.0, "selective": 1.0, "full": 1.0}
     return named[recompute] if isinstance(recompute, str) else float(recompute)

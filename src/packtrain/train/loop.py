@@ -17,8 +17,12 @@ from packtrain.data.batches import MicroBatch, collate
 from packtrain.data.order import GlobalBatch, share
 from packtrain.train.evaluation import evaluate
 from packtrain.train.faults import STALL_SECONDS, NonFiniteError, SpikeWatch, stalled
+from packtrain.train.footprint import log_memory
 from packtrain.train.schedule import factor
 from packtrain.train.session import Session
+
+SETTLED_STEPS = 3
+"""Steps after which memory is what it will be, and is compared with the plan."""
 
 
 class Stop(Protocol):
@@ -57,6 +61,7 @@ def train_steps(session: Session, stop: Stop) -> bool:
     """Run from the session's position to the end. Returns False where ``stop`` ended it early."""
     session.built.model.train()
     clock, spikes = time.perf_counter(), SpikeWatch()
+    settled = session.position.step + SETTLED_STEPS
     for prepared in prefetched(session):
         result = train_step(session, prepared, stop)
         step = prepared.batch.step + 1
@@ -66,6 +71,8 @@ def train_steps(session: Session, stop: Stop) -> bool:
         if step % session.recipe.log.every == 0 or step == session.total_steps:
             log_step(session, prepared.batch, result, now - clock)
         clock = now
+        if step in (settled, session.total_steps) or result.stop:
+            log_memory(session, step)
         if _after_step(session, step, result.stop):
             clock = time.perf_counter()
         if result.stop:
@@ -155,7 +162,7 @@ def log_step(session: Session, batch: GlobalBatch, result: StepResult, seconds: 
         tokens=batch.token_count,
         tokens_per_second=round(batch.token_count / seconds, 1),
         seconds=round(seconds, 4),
-        memory=peak_memory(session.world.device),
+        memory=session.memory.bytes if session.memory else 0,
         **loss_scaling(session, result),
     )
 
@@ -164,15 +171,6 @@ def loss_scaling(session: Session, result: StepResult) -> dict[str, Any]:
     """What is said of a step with fp16 gradients."""
     scale = session.built.strategy.loss_scale
     return {} if scale is None else {"loss_scale": scale, "skipped": result.skipped}
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: the allocator's peak on a GPU, the process's anonymous memory on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/status", encoding="ascii") as status:
-        fields = dict(line.split(":", 1) for line in status)
-    return int(fields.get("RssAnon", "0 kB").split()[0]) * 1024
 
 
 def _after_step(session: Session, step: int, stopping: bool) -> bool:

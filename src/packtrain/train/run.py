@@ -11,6 +11,7 @@ from packtrain.metrics.curve import draw_curve
 from packtrain.metrics.reader import read_events
 from packtrain.parallel.world import World
 from packtrain.train.loop import Stop, train_steps
+from packtrain.train.peak import PeakMemory
 from packtrain.train.session import Beat, Session, open_session, silent
 
 
@@ -25,9 +26,11 @@ class TrainResult:
 def train(folder: Path, recipe: Recipe, world: World, stop: Stop, beat: Beat = silent) -> TrainResult:
     """Train in this process as one rank of ``world``; continues from the newest checkpoint where there is one."""
     started = time.perf_counter()
-    session = open_session(recipe, folder, world, beat)
-    _log_start(session, time.perf_counter() - started)
-    finished = train_steps(session, stop)
+    with PeakMemory(world.device) as memory:
+        session = open_session(recipe, folder, world, beat)
+        session.memory = memory
+        _log_start(session, time.perf_counter() - started)
+        finished = train_steps(session, stop)
     if finished:
         seconds = round(time.perf_counter() - started, 1)
         session.log.write("end", steps=session.position.step, seconds=seconds, tokens=session.position.tokens)

@@ -23,6 +23,7 @@ from packtrain.parallel.updates import Updates
 from packtrain.parallel.world import World
 from packtrain.train.build import Built, build
 from packtrain.train.optimizer import make_optimizer, trainable
+from packtrain.train.peak import PeakMemory
 
 
 class Beat(Protocol):
@@ -52,6 +53,7 @@ class Session:
     log: EventLog
     position: Position = field(default_factory=lambda: Position(0))
     beat: Beat = silent
+    memory: PeakMemory | None = None
 
     @property
     def named(self) -> list[tuple[str, nn.Parameter]]:

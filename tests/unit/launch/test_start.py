@@ -41,13 +41,14 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(module, "resolve", resolve)
     monkeypatch.setattr(module, "prepare", lambda _: done.append("prepare"))
+    monkeypatch.setattr("packtrain.launch.prepare._write_plan", lambda *_: done.append("plan"))
     monkeypatch.setattr("packtrain.launch.lead.supervise", supervise)
     return done
 
 
 def test_start_writes_both_recipes_and_supervises(steps: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert module.start("trial.yaml", ["launch.processes=2"]) == 130
-    assert steps == ["resolve", "prepare", "supervise 2"]
+    assert steps == ["resolve", "prepare", "plan", "supervise 2"]
     folder = RunFolder("runs/first")
     assert load_recipe(folder.recipe).train.micro_batch_size == 3
     assert load_recipe(folder.asked).train.micro_batch_size == "auto"
@@ -80,7 +81,7 @@ def test_resume_takes_the_recipe_as_it_was(steps: list[str], monkeypatch: pytest
     monkeypatch.chdir("elsewhere")
     steps.clear()
     assert module.resume(str(path)) == 130
-    assert steps == ["prepare", "supervise 1"]
+    assert steps == ["prepare", "plan", "supervise 1"]
     assert Path.cwd() == path.parent.parent
 
 
@@ -89,7 +90,7 @@ def test_resume_on_other_processes_resolves_again(steps: list[str]) -> None:
     (folder,) = (RunFolder(path) for path in Path("runs").iterdir())
     steps.clear()
     module.resume(folder.name, ["launch.processes=4"])
-    assert steps == ["resolve", "prepare", "supervise 4"]
+    assert steps == ["resolve", "prepare", "plan", "supervise 4"]
     assert load_recipe(folder.recipe).launch.processes == 4
     assert load_recipe(folder.recipe).output.name == folder.name
 

@@ -1,0 +1,183 @@
+"""``packtrain plan``: what a recipe needs on a machine, this one or another, before a GPU is taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from packtrain.config import load_recipe
+from packtrain.config.rules import check
+from packtrain.errors import UserError
+from packtrain.launch.machine import Machine, machine_facts, size
+from packtrain.launch.start import adopted
+from packtrain.plan.rank import Candidate
+from packtrain.plan.report import Plan, named_terms
+from packtrain.plan.report import plan as make_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SHOWN = 10
+_GIB = 2**30
+NOTHING_FITS = 1
+
+
+def show_plan(
+    recipe_path: str,
+    overrides: Sequence[str],
+    gpus: int | None,
+    gpu: str | None,
+    gpu_memory: str | None,
+    nodes: int,
+    host_memory: str | None,
+    every: bool,
+    as_json: bool,
+) -> int:
+    """Print the plan; 0 where something fits.
+
+    Raises:
+        UserError: the recipe breaks a rule on that machine, or an option is no size.
+    """
+    asked = load_recipe(recipe_path, overrides)
+    machine = Machine(
+        gpus,
+        gpu,
+        size(gpu_memory, "--gpu-memory") if gpu_memory else None,
+        nodes,
+        size(host_memory, "--host-memory") if host_memory else None,
+    )
+    if not machine.is_this and asked.launch.device == "cpu":
+        raise UserError("launch.device", "is cpu, and the plan is for GPUs", "add launch.device=auto")
+    facts = machine_facts(asked, machine)
+    recipe = adopted(asked, facts.processes)
+    findings = check(recipe, facts)
+    for finding in findings:
+        if finding.severity == "error":
+            raise UserError(finding.rule, finding.message, finding.mend)
+    made = make_plan(recipe, facts)
+    warnings = [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
+    if as_json:
+        print(json.dumps(made.to_json() | {"warnings": warnings}, indent=2))
+    else:
+        _print(made, warnings, every)
+    return 0 if made.fits else NOTHING_FITS
+
+
+def _print(made: Plan, warnings: list[str], every: bool) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_headline(made), markup=False, soft_wrap=True)
+    console.print(_memory(made))
+    for line in _needs(made):
+        console.print(line, markup=False, soft_wrap=True)
+    _print_candidates(console, made, every)
+    if made.remedies:
+        console.print("what would fit:", markup=False)
+        for remedy in made.remedies:
+            console.print(f"  {remedy.setting} ({remedy.total / _GIB:.1f} GiB a {_unit(made)})", markup=False)
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _headline(made: Plan) -> str:
+    facts, recipe = made.facts, made.recipe
+    kind = (facts.gpu or "GPU") if facts.device == "cuda" else "CPU process"
+    where = f"{facts.processes} x {kind}"
+    answer = "fits" if made.fits else "does not fit" if made.peak.total > made.limit else "host memory is short"
+    return f"{recipe.method.type} on {where}: {answer}, {_described(made.candidates[0])}"
+
+
+def _described(one: Candidate) -> str:
+    recipe = one.recipe
+    return f"{_spread(one)}, micro-batch {recipe.train.micro_batch_size}, {_recomputed(recipe.parallel.recompute)}"
+
+
+def _spread(one: Candidate) -> str:
+    parallel = one.recipe.parallel
+    name = {"deepspeed": f"ZeRO-{parallel.zero_stage}"}.get(parallel.strategy, parallel.strategy)
+    if parallel.strategy == "fsdp":
+        name += f" over {parallel.shard_size}"
+    return name if parallel.offload == "none" else f"{name}, {parallel.offload} in host memory"
+
+
+def _recomputed(recompute: str | float) -> str:
+    if isinstance(recompute, str):
+        return {"none": "no recompute", "full": "full recompute"}.get(recompute, f"{recompute} recompute")
+    return f"{recompute:.0%} of the blocks recomputed" if recompute else "no recompute"
+
+
+def _unit(made: Plan) -> str:
+    return "GPU" if made.facts.device == "cuda" else "process"
+
+
+def _memory(made: Plan) -> Table:
+    from rich.table import Table
+
+    table = Table("", "GiB", box=None, pad_edge=False, show_header=False)
+    table.columns[1].justify = "right"
+    for name, size_of in named_terms(made.peak.terms):
+        if size_of >= 0.005 * _GIB:
+            table.add_row(f"  {name}", f"{size_of / _GIB:.2f}")
+    peak = f"memory of a {_unit(made)} at its peak ({_MOMENTS[made.peak.moment]})"
+    table.add_row(peak, f"{made.peak.total / _GIB:.2f}")
+    table.add_row(f"  of what a plan may fill of its {made.facts.memory / _GIB:.1f}", f"{made.limit / _GIB:.2f}")
+    return table
+
+
+_MOMENTS = {
+    "loss": "the loss, at the end of a forward pass",
+    "backward": "the first block's backward pass",
+    "gradients": "the end of the backward pass",
+    "update": "the optimizer's step",
+}
+
+
+def _needs(made: Plan) -> list[str]:
+    loading, training = made.host.loading / _GIB, made.host.training / _GIB
+    disk, one, final = (size_of / _GIB for size_of in (made.disk.total, made.disk.checkpoint, made.disk.final))
+    return [
+        f"host memory of a node: {loading:.1f} GiB while loading, {training:.1f} while training",
+        f"disk: {disk:.1f} GiB ({made.disk.checkpoints} checkpoints of {one:.2f}, the model {final:.2f})",
+        *_rate(made),
+    ]
+
+
+def _rate(made: Plan) -> list[str]:
+    facts, speed = made.facts, made.speed
+    if speed is None:
+        known = "the rates of this processor" if facts.device == "cpu" else f"the rates of {facts.gpu or 'this GPU'}"
+        return [f"speed: not predicted, {known} are not known"]
+    every, whole = speed.tokens_per_second * facts.processes, speed.step_seconds
+    parts = sorted(speed.seconds.items(), key=lambda part: -part[1])
+    spent = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts if seconds > 0.01 * whole)
+    lines = [
+        f"speed: {speed.tokens_per_second:,.0f} tokens/s a {_unit(made)}, {every:,.0f} in all; a step of "
+        f"{made.recipe.train.batch_size} rows {whole:.2f} s; a billion tokens {1e9 / every / 3600:.1f} h",
+        f"  {spent}; {speed.flops.total / 1e9:.1f} GFLOP a token",
+    ]
+    if speed.sent:
+        lines.append(f"  each process sends {speed.sent / _GIB:.2f} GiB a step")
+    return [*lines, f"  from {speed.source}; rows full and every token labelled"]
+
+
+def _print_candidates(console: Console, made: Plan, every: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("", "right"), ("strategy", "left"), ("micro-batch", "right"), ("recompute", "right"),
+                          ("GiB", "right"), ("tokens/s", "right"), ("", "left")):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    shown = made.candidates if every else made.candidates[:SHOWN]
+    for place, one in enumerate(shown, 1):
+        rate = f"{one.speed.tokens_per_second:,.0f}" if one.speed and not one.refused else ""
+        recompute = one.recipe.parallel.recompute
+        share = recompute if isinstance(recompute, str) else f"{recompute:.0%}"
+        micro, total = str(one.recipe.train.micro_batch_size), f"{one.peak.total / _GIB:.1f}" if one.peak.terms else ""
+        table.add_row(str(place), _spread(one), micro, share, total, rate, one.refused)
+    console.print()
+    console.print(table)
+    if len(shown) < len(made.candidates):
+        console.print(f"{len(made.candidates) - len(shown)} more with --all", markup=False)

@@ -1,0 +1,125 @@
+"""``packtrain plan``: what it says of machines that are not here, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packtrain.cli.app import run
+from packtrain.launch.machine import size
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    """8B's config.json alone, and no data: a plan needs neither weights nor rows."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "r.yaml").write_text(f"model: {{path: {tmp_path}/model}}\ndata: {{train: [nowhere.jsonl]}}\n")
+    return str(tmp_path / "r.yaml")
+
+
+def plan(recipe: str, *words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = run(["plan", recipe, *words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def made(recipe: str, *words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    status, out, err = plan(recipe, *words, "--json", capsys=capsys)
+    assert not err
+    return status, json.loads(out)
+
+
+def test_config_alone_is_enough_and_torch_is_not_needed(recipe: str) -> None:
+    code = (
+        f"import sys; from packtrain.cli.app import run; s = run(['plan', {recipe!r}, '--gpus', '8', '--gpu', 'H100'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert not {{'torch', 'transformers'}} & set(sys.modules); sys.exit(s)"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("lora on 8 x H100: fits, ddp, micro-batch 2, no recompute\n")
+    for word in ("optimizer states", "host memory of a node", "disk:", "tokens/s a GPU", "published figures", "sends"):
+        assert word in done.stdout, word
+
+
+def test_json_holds_every_part(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = made(recipe, "--gpus", "2", "--gpu", "H200", "--nodes", "2", capsys=capsys)
+    assert status == 0 and found["machine"]["processes"] == 4 and found["machine"]["processes_per_node"] == 2
+    assert found["parameters"] == {"model": 8030261248, "trained": 41943040}
+    assert sum(found["memory"]["terms"].values()) == pytest.approx(found["memory"]["total_bytes"], abs=20)
+    assert found["memory"]["fits"] and found["speed"]["tokens_per_second"] > 10_000
+    rates = [one["tokens_per_second"] for one in found["candidates"] if not one["refused"]]
+    assert rates == sorted(rates, reverse=True) and len(rates) > 4
+    assert found["candidates"][0]["settings"] == found["settings"]
+
+
+def test_what_does_not_fit_says_what_would(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("method.type=full", "data.max_length=4096", "--gpus", "1", "--gpu", "RTX 4090")
+    status, found = made(recipe, *words, capsys=capsys)
+    assert status == 1 and not found["memory"]["fits"]
+    assert all("GiB by" in one["refused"] for one in found["candidates"])
+    helping = {remedy["setting"]: remedy["total"] for remedy in found["remedies"]}
+    assert "method.type=lora" in helping and any(name.endswith("GPUs") for name in helping)
+    assert all(total <= found["machine"]["usable_bytes"] for total in helping.values())
+    status, out, _ = plan(recipe, *words, capsys=capsys)
+    assert status == 1 and "does not fit" in out and "what would fit:" in out
+
+
+def test_remedies_hold(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each setting that is named as a remedy does fit when it is taken."""
+    words = ("method.type=full", "data.max_length=4096", "--gpus", "1", "--gpu", "H100")
+    _, found = made(recipe, *words, capsys=capsys)
+    settings = [remedy["setting"].split() for remedy in found["remedies"] if "=" in remedy["setting"]]
+    assert len(settings) >= 2
+    for setting in settings:
+        status, _ = made(recipe, *words, *setting, capsys=capsys)
+        assert status == 0, setting
+
+
+def test_host_memory_counts(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("method.type=full", "parallel.offload=optimizer", "--gpus", "1", "--gpu", "H100")
+    assert made(recipe, *words, "--host-memory", "512GiB", capsys=capsys)[0] == 0
+    status, found = made(recipe, *words, "--host-memory", "64GiB", capsys=capsys)
+    assert status == 1 and not found["host"]["fits"] and found["memory"]["fits"]
+    assert "host memory is short" in plan(recipe, *words, "--host-memory", "64GiB", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gpus", "1"], "the memory of the GPUs is not given"),
+        (["--gpus", "1", "--gpu", "Voodoo"], "'Voodoo' is not known"),
+        (["--gpus", "1", "--gpu-memory", "much"], "'much' is no size"),
+        (["--gpus", "1", "--gpu-memory", "0GiB"], "'0GiB' is no size"),
+        (["--gpus", "0", "--gpu", "H100"], "'--gpus'"),
+        (["--gpu", "H100"], "no GPU to plan for"),
+        (["--gpus", "3", "--gpu", "H100", "parallel.shard_size=2"], "does not divide 3 processes"),
+        (["--gpus", "2", "--gpu", "H100", "launch.device=cpu"], "add launch.device=auto"),
+        (["--gpus", "2", "--gpu", "H100", "data.max_length=100000"], "100000"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    recipe: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = plan(recipe, *words, capsys=capsys)
+    assert status == 2 and not out and err.startswith("packtrain: error: ") and err.count("\n") == 1
+    assert said in err
+
+
+def test_sizes() -> None:
+    assert size("80GiB", "") == size("80", "") == 80 * 2**30
+    assert size("80GB", "") == size(" 80 gb", "") == 80 * 10**9
+    assert size("1.5TiB", "") == 3 * 2**39
