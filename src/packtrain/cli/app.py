@@ -168,7 +168,7 @@ def export(
 
 @app.command()
 def plan(
-    recipe: RecipePath,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A recipe file (YAML).")] = None,
     overrides: Overrides = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each node; this machine's if not given.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, as H100 or 'RTX 4090'.")] = None,
@@ -176,6 +176,8 @@ def plan(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 1,
     host_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a node, as 512GiB.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every setting that was tried, not the first ten.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="How far past plans were from what was measured.")] = False,
+    folder: Annotated[str, typer.Option(help="Where the runs of the history are.")] = "runs",
     as_json: AsJson = False,
 ) -> int:
     """Say what a recipe needs before a GPU is taken.
@@ -183,9 +185,15 @@ def plan(
     Memory by term, host memory, disk, speed, and the settings that fit, fastest first. The model's config.json is
     enough. Exit status 1: nothing fits.
     """
-    from packtrain.cli.plan import show_plan
+    from packtrain.cli import plan as face
 
-    return show_plan(recipe, overrides or [], gpus, gpu, gpu_memory, nodes, host_memory, every, as_json)
+    if history:
+        face.show_history(folder, as_json)
+        return 0
+    if recipe is None:
+        raise UserError("packtrain plan", "no recipe is given", "give one, or --history")
+    options = face.options(gpus, gpu, gpu_memory, nodes, host_memory)
+    return face.show_plan(recipe, overrides or [], options, every, as_json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from packtrain.config import load_recipe
 from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.machine import Machine, machine_facts, size
+from packtrain.launch.measured import history
 from packtrain.launch.start import adopted
 from packtrain.plan.rank import Candidate
 from packtrain.plan.report import Plan, named_terms
@@ -24,30 +25,28 @@ _GIB = 2**30
 NOTHING_FITS = 1
 
 
-def show_plan(
-    recipe_path: str,
-    overrides: Sequence[str],
-    gpus: int | None,
-    gpu: str | None,
-    gpu_memory: str | None,
-    nodes: int,
-    host_memory: str | None,
-    every: bool,
-    as_json: bool,
-) -> int:
+def options(gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None) -> Machine:
+    """The machine that the command line describes.
+
+    Raises:
+        UserError: a size is none.
+    """
+    return Machine(
+        gpus,
+        gpu,
+        size(gpu_memory, "--gpu-memory") if gpu_memory is not None else None,
+        nodes,
+        size(host_memory, "--host-memory") if host_memory is not None else None,
+    )
+
+
+def show_plan(recipe_path: str, overrides: Sequence[str], machine: Machine, every: bool, as_json: bool) -> int:
     """Print the plan; 0 where something fits.
 
     Raises:
-        UserError: the recipe breaks a rule on that machine, or an option is no size.
+        UserError: the recipe breaks a rule on that machine, or the machine is not described well enough.
     """
     asked = load_recipe(recipe_path, overrides)
-    machine = Machine(
-        gpus,
-        gpu,
-        size(gpu_memory, "--gpu-memory") if gpu_memory else None,
-        nodes,
-        size(host_memory, "--host-memory") if host_memory else None,
-    )
     if not machine.is_this and asked.launch.device == "cpu":
         raise UserError("launch.device", "is cpu, and the plan is for GPUs", "add launch.device=auto")
     facts = machine_facts(asked, machine)
@@ -181,3 +180,31 @@ def _print_candidates(console: Console, made: Plan, every: bool) -> None:
     console.print(table)
     if len(shown) < len(made.candidates):
         console.print(f"{len(made.candidates) - len(shown)} more with --all", markup=False)
+
+
+def show_history(folder: str, as_json: bool) -> None:
+    """Every run with a plan and a measurement, the newest first: both, and how far apart they are."""
+    past = list(history(folder))
+    if as_json:
+        print(json.dumps([one._asdict() for one in past], indent=2))
+        return
+    if not past:
+        print(f"no run in {folder} has both a plan and a measurement")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("run", "left"), ("planned", "right"), ("used GiB", "right"), ("", "right"),
+                          ("planned", "right"), ("tokens/s", "right"), ("", "right")):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for one in past:
+        memory = [f"{value / _GIB:.2f}" for value in (one.planned_bytes, one.measured_bytes)]
+        rates = [f"{value:,.0f}" if value else "" for value in (one.planned_rate, one.measured_rate)]
+        apart = _apart(one.planned_rate, one.measured_rate)
+        table.add_row(one.name, *memory, _apart(one.planned_bytes, one.measured_bytes), *rates, apart)
+    Console(highlight=False).print(table)
+
+
+def _apart(planned: float | None, measured: float | None) -> str:
+    return f"{planned / measured - 1:+.1%}" if planned and measured else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packtrain.launch.folder import RunFolder, write_json
 from packtrain.metrics.events import latest
@@ -80,3 +81,28 @@ def _size(count: float) -> str:
 
 def _signed(count: float) -> str:
     return f"{'+' if count >= 0 else '-'}{_size(abs(count))}"
+
+
+class Past(NamedTuple):
+    """A run's plan and what was measured. Bytes of the process that used most; tokens a second of all."""
+
+    name: str
+    planned_bytes: int
+    measured_bytes: int
+    planned_rate: float | None
+    measured_rate: float | None
+
+
+def history(output_folder: str | Path) -> Iterator[Past]:
+    """Of every run in the folder that has both, the newest first."""
+    files = sorted(Path(output_folder).glob("*/measured.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            memory, speed = found["memory"], found.get("speed") or {}
+            yield Past(
+                file.parent.name, memory["planned"], memory["measured"], speed.get("planned"),
+                found.get("tokens_per_second"),
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # of a run without a plan, or damaged

@@ -75,12 +75,12 @@ def _eager(recipe: Recipe, model: ModelFacts, linears: tuple[Linear, ...]) -> fl
     """Bytes of a token, as autograd saves them operation by operation."""
     query, kv, size = query_width(linears, model), kv_width(model), width(recipe)
     learning, lora = _learning(recipe, model), targeted(recipe.method, model) if recipe.method.is_lora else []
-    stream = 2 * model.hidden
+    stream = 2.0 * model.hidden
     if recipe.method.type in ("full", "freeze"):
         stream += 2 * model.hidden  # a trained norm keeps its input twice
     if model.qk_norm:
         stream += query + kv
-    inside = query + 2 * kv + 3 * model.intermediate
+    inside = float(query + 2 * kv + 3 * model.intermediate)
     if size == 4:
         shared = _inputs(learning)
         shared["output"] = query  # attention keeps its own output

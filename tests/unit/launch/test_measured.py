@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from packtrain.cli.app import run
 from packtrain.launch.folder import RunFolder
-from packtrain.launch.measured import by_term, compared, read_plan, write_measured
+from packtrain.launch.measured import Past, by_term, compared, history, read_plan, write_measured
 from packtrain.launch.progress import describe
 
 GIB = 2**30
@@ -48,7 +49,7 @@ def test_a_damaged_plan_is_none(tmp_path: Path, text: str) -> None:
     assert read_plan(tmp_path / "plan.json") is None and read_plan(tmp_path / "none.json") is None
 
 
-def test_measured_json(tmp_path: Path) -> None:
+def test_measured_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder.create(tmp_path, "run")
     write_measured(folder)
     assert not folder.measured.exists()  # nothing was measured yet
@@ -63,3 +64,9 @@ def test_measured_json(tmp_path: Path) -> None:
     assert found["memory"]["planned"] == 10 * GIB and found["memory"]["measured"] == 12 * GIB
     assert found["memory"]["terms"] == by_term(EVENT, PLAN)
     assert found["speed"] == {"planned": 2000.0, "measured": 1900.0}  # both processes, warm
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "measured.json").write_text("{")
+    assert list(history(tmp_path)) == [Past("run", 10 * GIB, 12 * GIB, 2000.0, 1900.0)]
+    assert run(["plan", "--history", "--folder", str(tmp_path)]) == 0
+    assert "-16.7%" in (told := capsys.readouterr().out) and "+5.3%" in told
+    assert run(["plan"]) == 2 and "no recipe is given" in capsys.readouterr().err
