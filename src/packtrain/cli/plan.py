@@ -128,7 +128,7 @@ def _memory(made: Plan) -> Table:
 
 _MOMENTS = {
     "loss": "the loss, at the end of a forward pass",
-    "backward": "the first block's backward pass",
+    "backward": "the last block's backward pass",
     "gradients": "the end of the backward pass",
     "update": "the optimizer's step",
 }

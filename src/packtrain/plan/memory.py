@@ -103,10 +103,13 @@ class _Step:
         return Peak("loss", terms)
 
     def backward(self) -> Peak:
-        """The first block's backward pass: its activations made again, if it recomputes, and its gradients."""
+        """The last block's backward pass, the first to run: its gradients, and its activations, if it makes them again.
+
+        Where some blocks recompute the last one does not (parallel/blocks.py), and is gone when another one does.
+        """
         one = self.block
         terms = self.during(self.early_gradients)
-        terms["activations"] = self.activations() + (one.kept * self.tokens if self.share > 0 else 0)
+        terms["activations"] = self.activations() + (one.kept * self.tokens if self.share == 1 else 0)
         terms["working"] = one.working * self.tokens
         terms["loss"] = self.head.edge + self.head.gradient
         terms["gathered"] = self.cast + self.gathered(3)
