@@ -9,6 +9,12 @@ from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
 from packtrain.plan.rank import rank
+from packtrain.plan.rates import published
+from packtrain.plan.remedies import remedies
+from packtrain.plan.report import Plan, plan_resolved
+
+SHOWN = 3
+_GIB = 2**30
 
 
 def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[str]]:
@@ -23,7 +29,23 @@ def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[
         if finding.severity == "error":
             raise UserError(finding.rule, finding.message, finding.mend)
     resolved = fill(recipe, facts)
-    return resolved, [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
+    warnings = [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
+    return resolved, warnings + shortage(recipe, plan_resolved(resolved, facts))
+
+
+def shortage(asked: Recipe, made: Plan) -> list[str]:
+    """What the plan of a resolved recipe says against starting it: a plan may be wrong, so it is a warning."""
+    if made.fits:
+        return []
+    kind = "GPU" if made.facts.device == "cuda" else "process"
+    if not made.host_fits:
+        needed, there = max(made.host.training, made.host.loading), float(made.facts.host_memory)
+        what = f"the node needs {needed / _GIB:.1f} GiB of host memory and has {there / _GIB:.1f}"
+    else:
+        what = f"a {kind} needs {made.peak.total / _GIB:.1f} GiB, and {made.limit / _GIB:.1f} may be filled"
+    found = remedies(asked, made.facts, published(made.facts.gpu))[:SHOWN]
+    helping = ", ".join(f"{remedy.setting} ({remedy.total / _GIB:.1f} GiB)" for remedy in found)
+    return [f"plan: {what}; {f'what would fit: {helping}' if helping else 'see `packtrain plan`'}."]
 
 
 def fill(recipe: Recipe, facts: Facts) -> Recipe:
