@@ -12,7 +12,7 @@ from typing import Any
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
-from packtrain.parallel.limits import KEPT_LIMIT
+from packtrain.parallel.limits import KEPT_LIMIT, UNREDUCED_LIMIT
 from packtrain.plan.activations import LossBytes, block, loss, width
 from packtrain.plan.parameters import Parameters, in_blocks, parameters, table
 
@@ -32,7 +32,7 @@ TERMS = {
     "communication": "buffers of collectives and of DeepSpeed",
     "workspace": "workspace of libraries",
 }
-_CPU_PROCESS = 0.25 * 2**30
+_CPU_PROCESS, _CPU_PEFT = 0.25 * 2**30, 0.06 * 2**30  # what is imported
 _CUDA_WORKSPACE = 0.08 * 2**30  # cuBLAS
 _STEP_CHUNK = 6 * 4 * 2**24  # fp32 temporaries of optimizers with small states (train/adamw.py)
 
@@ -139,12 +139,24 @@ class _Step:
         terms["gradients"] = 0.0 if self.parallel.offload == "params" else gradients
         terms["communication"] = self.sharding.buffers
         terms["workspace"] = _CUDA_WORKSPACE if self.facts.device == "cuda" else _CPU_PROCESS
+        if self.facts.device == "cpu" and self.recipe.method.is_adapter:
+            terms["workspace"] += _CPU_PEFT
         return terms
 
     @property
     def early_gradients(self) -> float:
-        """Gradients that are there before the last backward pass: of earlier micro-batches, or in DDP's buckets."""
-        return self.gradients if self.accumulates or self.kind == "ddp" else 0.0
+        """Gradients that are there before the last backward pass: of earlier micro-batches, and DDP's buckets.
+
+        FSDP keeps few gradients whole until the last micro-batch (parallel/limits.py).
+        """
+        if self.kind == "ddp":
+            return self.gradients * (2 if self.accumulates else 1)
+        if not self.accumulates:
+            return 0.0
+        trained = self.found.num_trained
+        if self.kind == "fsdp" and trained * master_bytes(self.recipe) <= UNREDUCED_LIMIT:
+            return trained * self.width
+        return self.gradients
 
     @property
     def block(self) -> Any:
