@@ -181,7 +181,9 @@ class _Step:
         tables = (self.found.trained.tables + self.found.frozen.tables) * self.width
         if every + tables <= KEPT_LIMIT and self.kind == "fsdp" and self.parallel.offload != "params":
             return every + tables + made
-        return min(blocks * every / max(self.model.num_blocks, 1), every) + tables + made
+        some = min(blocks * every / max(self.model.num_blocks, 1), every) + tables
+        live = min(self.sharding.live * self.sharding.gathered_bytes, every + tables)
+        return max(some, live) + made
 
     def reduced_block(self) -> float:
         """A block's gradients, whole, on their way to the shards: as they are made, and in fp32."""
@@ -199,6 +201,7 @@ class Sharding:
         weights, gradients, states: the number of processes that share them.
         gradient_bytes: of one gradient. gathers: whether weights are gathered for a while.
         gathered_bytes: of a weight inside the blocks that is gathered.
+        live: parameters that ZeRO-3 may leave gathered.
         buffers: bytes that stay. step_bytes: that exist during the optimizer's step.
     """
 
@@ -208,6 +211,7 @@ class Sharding:
     gradient_bytes: float
     gathers: bool = False
     gathered_bytes: float = 0.0
+    live: float = 0.0
     buffers: float = 0.0
     step_bytes: float = 0.0
 
@@ -249,6 +253,7 @@ def _zero(recipe: Recipe, facts: Facts) -> Sharding:
         gradient_bytes=size,
         gathers=stage == 3,
         gathered_bytes=gathered,
+        live=float(config.get("stage3_max_live_parameters", 0)),
         buffers=2 * bucket + (2 * bucket if stage == 3 else 0),
         step_bytes=stepping,
     )
