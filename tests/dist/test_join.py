@@ -25,6 +25,7 @@ import torch
 from packtrain.cli import app
 from packtrain.errors import UserError
 from packtrain.launch import join, start
+from packtrain.launch import prepare as prepared
 
 def run(folder, recipe, world, stop, beat):
     behave = os.environ["BEHAVE"]
@@ -46,7 +47,7 @@ def prepare(recipe):
         raise UserError("data.train", "is empty", "give rows")
 
 sys.modules["packtrain.launch.job"] = types.SimpleNamespace(run=run)
-start.resolve, join.prepare = resolve, prepare
+start.resolve, join.prepare, prepared.plan_json = resolve, prepare, lambda recipe: {}
 app.main()
 """
 

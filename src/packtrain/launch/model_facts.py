@@ -29,8 +29,7 @@ def model_facts(folder: Path) -> ModelFacts:
     config = _read_config(folder / "config.json")
     files = WeightFiles.open(folder)
     if any(".experts.0." in name for name in files.entries):
-        what = "is a mixture of experts, whose files hold each expert apart; that is not read yet"
-        raise UserError("model.path", f"{folder} {what}", "choose a dense model")
+        raise _mixture(folder)
     shapes = {name: entry.shape for name, entry in files.entries.items()}
     return _facts(folder / "config.json", config, shapes, files.num_parameters)
 
@@ -46,6 +45,8 @@ def planned_model_facts(folder: Path) -> ModelFacts:
     file = folder / "config.json"
     config = _read_config(file)
     text = config.get("text_config") or config
+    if _num_experts(text) > 1:
+        raise _mixture(folder)
     family = _FAMILIES.get(str(text.get("model_type", "")))
     shapes = family.shapes(file, text, config) if family else _built(folder)
     return _facts(file, config, shapes, sum(prod(shape) for shape in shapes.values()))
@@ -83,7 +84,7 @@ def _facts(file: Path, whole: dict[str, Any], shapes: Shapes, num_parameters: in
         type=str(config.get("model_type", "")),
         sliding_window=config.get("sliding_window") if config.get("use_sliding_window", True) else None,
         even_heads=_even_heads(config, hidden),
-        num_experts=max(int(config.get(key) or 0) for key in _EXPERTS),
+        num_experts=_num_experts(config),
         linears=tuple(sorted(linears, key=lambda linear: linear.name)),
         kv_width=keys[0] if keys else _kv_width(config),
         tied=_tied(whole, shapes),
@@ -91,11 +92,22 @@ def _facts(file: Path, whole: dict[str, Any], shapes: Shapes, num_parameters: in
     )
 
 
+def _mixture(folder: Path) -> UserError:
+    what = "is a mixture of experts, whose files hold each expert apart; that is not read yet"
+    return UserError("model.path", f"{folder} {what}", "choose a dense model")
+
+
+def _num_experts(config: Mapping[str, Any]) -> int:
+    return max(int(config.get(key) or 0) for key in _EXPERTS)
+
+
 def _size(file: Path, config: Mapping[str, Any], key: str) -> int:
-    try:
-        return int(config[key])
-    except KeyError as error:
-        raise UserError(str(file), f"has no {key}", "choose a Llama-like model") from error
+    if key not in config:
+        raise UserError(str(file), f"has no {key}", "choose a Llama-like model")
+    value = config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(str(file), f"{key} is {value!r}, no size", "copy or download the model again")
+    return value
 
 
 def _tied(config: Mapping[str, Any], shapes: Shapes) -> bool:

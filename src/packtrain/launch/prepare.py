@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
@@ -104,22 +104,23 @@ class _RowCount:
 def create(recipe: Recipe, asked: Recipe) -> RunFolder:
     """The run's folder with both recipes in it; the last thing that the user's input can make fail."""
     refuse_secrets(dump_recipe(asked))
+    plan = plan_json(recipe)
     folder = RunFolder.create(recipe.output.folder, recipe.output.name)
     write_text(folder.asked, dump_recipe(asked))
-    write_recipe(folder, recipe)
+    write_recipe(folder, recipe, plan)
     return folder
 
 
-def write_recipe(folder: RunFolder, recipe: Recipe) -> None:
+def write_recipe(folder: RunFolder, recipe: Recipe, plan: dict[str, Any] | None = None) -> None:
     """The resolved recipe; beside it the plan for it, and what DeepSpeed is given."""
+    write_json(folder.plan, plan if plan is not None else plan_json(recipe))
     write_text(folder.recipe, dump_recipe(recipe))
-    _write_plan(folder, recipe)
     if recipe.parallel.strategy == "deepspeed":
         assert isinstance(recipe.launch.processes, int), "resolve comes first"
         write_json(folder.deepspeed, engine_config(recipe, recipe.launch.processes))
 
 
-def _write_plan(folder: RunFolder, recipe: Recipe) -> None:
-    """What the run is foreseen to need, for the reader and for a comparison with what it will have needed."""
+def plan_json(recipe: Recipe) -> dict[str, Any]:
+    """What a run is foreseen to need, for the reader and for a comparison with what it will have needed."""
     assert isinstance(recipe.launch.processes, int), "resolve comes first"
-    write_json(folder.plan, plan_resolved(recipe, gather_facts(recipe, recipe.launch.processes)).to_json())
+    return plan_resolved(recipe, gather_facts(recipe, recipe.launch.processes)).to_json()

@@ -81,6 +81,7 @@ def speed(recipe: Recipe, facts: Facts, rates: Rates, micro: int, recompute: flo
     rows = -(-recipe.train.batch_size // facts.processes)
     micros = -(-rows // micro)
     tokens = rows * recipe.data.max_length
+    useful = recipe.train.batch_size / facts.processes * recipe.data.max_length  # a rank short of rows works in vain
     work = flops(recipe, model, recompute)
     one = block(recipe, model, wide_stream=False)
     flowing = max(model.num_blocks - found.first_trained, 0)
@@ -99,7 +100,7 @@ def speed(recipe: Recipe, facts: Facts, rates: Rates, micro: int, recompute: flo
     moving += _offloaded(recipe, facts, found, micros) / rates.host
     seconds["links"] = max(moving - _HIDDEN * busy, 0.05 * moving)
     whole = busy + seconds["links"]
-    return Speed(tokens / whole, whole, work, seconds, sent, rates.source)
+    return Speed(useful / whole, whole, work, seconds, sent, rates.source)
 
 
 def _weight_bytes(recipe: Recipe, model: ModelFacts, found: Parameters, micros: int, recompute: float) -> float:

@@ -44,6 +44,21 @@ def test_the_weights_count_where_they_are(tmp_path: Path) -> None:
     assert planned_model_facts(make_model(tmp_path / "model")) == model_facts(tmp_path / "model")
 
 
+@pytest.mark.parametrize("value", ["many", 0, -3, None, 2.5, True])
+def test_a_size_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
+    made = json.loads((make_model(tmp_path / "model") / "config.json").read_text()) | {"vocab_size": value}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    with pytest.raises(UserError, match=f"vocab_size is {value!r}"):
+        planned_model_facts(tmp_path)
+
+
+def test_a_mixture_of_experts_is_refused_without_its_weights_too(tmp_path: Path) -> None:
+    config = {"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_local_experts": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="mixture of experts"):
+        planned_model_facts(tmp_path)
+
+
 def test_a_size_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
     with pytest.raises(UserError, match="intermediate_size"):

@@ -41,7 +41,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(module, "resolve", resolve)
     monkeypatch.setattr(module, "prepare", lambda _: done.append("prepare"))
-    monkeypatch.setattr("packtrain.launch.prepare._write_plan", lambda *_: done.append("plan"))
+    monkeypatch.setattr("packtrain.launch.prepare.plan_json", lambda _: done.append("plan") or {})
     monkeypatch.setattr("packtrain.launch.lead.supervise", supervise)
     return done
 

@@ -73,6 +73,16 @@ def test_links_between_nodes_cost_more() -> None:
     assert rates[0].tokens_per_second > 2 * rates[1].tokens_per_second
 
 
+def test_processes_without_rows_do_no_work() -> None:
+    """Sixteen rows on 32 processes train no more tokens a second than on 16."""
+    few, many = gpus(16, LLAMA_8B), gpus(32, LLAMA_8B)
+    found = [
+        speed(recipe_for(facts, train={"batch_size": 16}), facts, H200, 1, 0.0).tokens_per_second * facts.processes
+        for facts in (few, many)
+    ]  # fmt: skip
+    assert found[1] <= found[0]
+
+
 def test_gpus_are_known_by_their_drivers_names() -> None:
     named = {
         "NVIDIA A100-SXM4-80GB": 80, "NVIDIA A100-SXM4-40GB": 40, "NVIDIA H100 80GB HBM3": 80, "NVIDIA L4": 24,
