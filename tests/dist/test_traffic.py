@@ -80,8 +80,8 @@ def count_step(world: Any, recipe: dict[str, Any], setting: str) -> dict[str, An
     micro_batches = 3 // recipe["train"]["micro_batch_size"]
     with pytest.MonkeyPatch.context() as patch:
         if setting == "resharded":
-            patch.setattr(fsdp, "_KEPT_LIMIT", 0)
-            patch.setattr(fsdp, "_UNREDUCED_LIMIT", 0)
+            patch.setattr(fsdp, "KEPT_LIMIT", 0)
+            patch.setattr(fsdp, "UNREDUCED_LIMIT", 0)
         session = open_job(world, recipe)
     assert session.micro_batches == micro_batches
     said = session.built.strategy.traffic(micro_batches)
