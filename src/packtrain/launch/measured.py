@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +65,10 @@ def write_measured(folder: RunFolder) -> None:
         if plan.get("speed") and steps:
             each = plan["speed"]["tokens_per_second"] * plan["machine"]["processes"]
             made["speed"] = {"planned": round(each, 1), "measured": made["tokens_per_second"]}
-    write_json(folder.measured, made)
+    try:
+        write_json(folder.measured, made)
+    except OSError as error:  # a full disk must not hide how the run ended
+        print(f"packtrain: warning: {folder.measured} cannot be written ({error})", file=sys.stderr, flush=True)
 
 
 def _pair(planned: float, measured: float) -> dict[str, int]:

@@ -49,6 +49,20 @@ def test_a_damaged_plan_is_none(tmp_path: Path, text: str) -> None:
     assert read_plan(tmp_path / "plan.json") is None and read_plan(tmp_path / "none.json") is None
 
 
+def test_a_full_disk_does_not_hide_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path, "run")
+    folder.events.write_text(json.dumps(EVENT) + "\n")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("packtrain.launch.measured.write_json", full)
+    write_measured(folder)
+    assert "measured.json cannot be written" in capsys.readouterr().err
+
+
 def test_measured_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder.create(tmp_path, "run")
     write_measured(folder)
