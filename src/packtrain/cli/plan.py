@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from packtrain.config import load_recipe
-from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.machine import Machine, machine_facts, size
 from packtrain.launch.measured import history
+from packtrain.launch.resolve_recipe import judge
 from packtrain.launch.start import adopted
 from packtrain.plan.rank import Candidate
 from packtrain.plan.report import Plan, named_terms
@@ -51,12 +51,8 @@ def show_plan(recipe_path: str, overrides: Sequence[str], machine: Machine, ever
         raise UserError("launch.device", "is cpu, and the plan is for GPUs", "add launch.device=auto")
     facts = machine_facts(asked, machine)
     recipe = adopted(asked, facts.processes)
-    findings = check(recipe, facts)
-    for finding in findings:
-        if finding.severity == "error":
-            raise UserError(finding.rule, finding.message, finding.mend)
+    warnings = judge(recipe, facts)
     made = make_plan(recipe, facts)
-    warnings = [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
     if as_json:
         print(json.dumps(made.to_json() | {"warnings": warnings}, indent=2))
     else:

@@ -304,3 +304,8 @@ def check(recipe: Recipe, facts: Facts) -> list[Finding]:
         if broken is not None:
             findings.append(Finding(rule.id, rule.severity, *broken))
     return sorted(findings, key=lambda f: f.severity != "error")
+
+
+def first_error(recipe: Recipe, facts: Facts) -> Finding | None:
+    """The first rule that keeps ``recipe`` from running on this machine."""
+    return next((finding for finding in check(recipe, facts) if finding.severity == "error"), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.load import build_recipe
-from packtrain.config.rules import check
+from packtrain.config.rules import first_error
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single"},
@@ -66,8 +66,8 @@ def _instead(parallel: dict[str, Any], method: dict[str, Any], processes: int) -
     recipe = build_recipe(
         {"model": {"path": "m"}, "data": {"train": ["d"]}, "method": dict(method), "parallel": dict(parallel)}
     )
-    broken = [finding.mend for finding in check(recipe, facts) if finding.severity == "error"]
-    return broken[0] if broken else ""
+    broken = first_error(recipe, facts)
+    return broken.mend if broken else ""
 
 
 def as_markdown() -> str:

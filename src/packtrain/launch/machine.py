@@ -48,7 +48,6 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
     """
     if machine.is_this:
         return gather_facts(recipe, planned=True)
-    recipe = recipe.model_copy(deep=True)
     here = None
     if machine.gpus is None or (machine.gpu_memory is None and machine.gpu is None):
         here = gather_facts(recipe, planned=True)

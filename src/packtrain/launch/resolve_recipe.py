@@ -9,7 +9,6 @@ from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
 from packtrain.plan.rank import rank
-from packtrain.plan.rates import published
 from packtrain.plan.remedies import remedies
 from packtrain.plan.report import Plan, plan_resolved
 
@@ -24,13 +23,22 @@ def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[
         processes: the size of the group that this process has joined, or None to choose.
     """
     facts = gather_facts(recipe, processes)
+    warnings = judge(recipe, facts)
+    resolved = fill(recipe, facts)
+    return resolved, warnings + shortage(recipe, plan_resolved(resolved, facts))
+
+
+def judge(recipe: Recipe, facts: Facts) -> list[str]:
+    """What is unwise about a recipe on a machine, one sentence each.
+
+    Raises:
+        UserError: a rule keeps it from running there.
+    """
     findings = check(recipe, facts)
     for finding in findings:
         if finding.severity == "error":
             raise UserError(finding.rule, finding.message, finding.mend)
-    resolved = fill(recipe, facts)
-    warnings = [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
-    return resolved, warnings + shortage(recipe, plan_resolved(resolved, facts))
+    return [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
 
 
 def shortage(asked: Recipe, made: Plan) -> list[str]:
@@ -43,7 +51,7 @@ def shortage(asked: Recipe, made: Plan) -> list[str]:
         what = f"the node needs {needed / _GIB:.1f} GiB of host memory and has {there / _GIB:.1f}"
     else:
         what = f"a {kind} needs {made.peak.total / _GIB:.1f} GiB, and {made.limit / _GIB:.1f} may be filled"
-    found = remedies(asked, made.facts, published(made.facts.gpu))[:SHOWN]
+    found = remedies(asked, made.facts)[:SHOWN]
     helping = ", ".join(f"{remedy.setting} ({remedy.total / _GIB:.1f} GiB)" for remedy in found)
     return [f"plan: {what}; {f'what would fit: {helping}' if helping else 'see `packtrain plan`'}."]
 

@@ -16,8 +16,7 @@ from typing import Literal
 
 import torch
 
-from packtrain.models.sizes import QUANT_BLOCK as BLOCK
-
+BLOCK = 64
 Format = Literal["nf4", "int8"]
 
 # Quantiles of the normal distribution, scaled to [-1, 1], with an exact zero (appendix E of the paper).

@@ -2,5 +2,3 @@
 
 LOSS_CHUNK = 2048
 """Labelled positions whose logits exist at once."""
-QUANT_BLOCK = 64
-"""Values of a row that share a scale in a quantised weight."""

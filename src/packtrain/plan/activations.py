@@ -150,11 +150,11 @@ class LossBytes:
         return self.edge + self.cast + self.gradient + max(self.chunk, self.making + logits if self.making else 0)
 
 
-def loss(recipe: Recipe, model: ModelFacts, found: Parameters, tokens: int) -> LossBytes:
+def loss(recipe: Recipe, model: ModelFacts, found: Parameters, tokens: int, autocasts: bool) -> LossBytes:
     size = width(recipe)
     head = table(model)
     labels = min(LOSS_CHUNK, tokens)
-    wide = recipe.train.master_weights == "fp32" and found.head_trained
+    wide = autocasts and recipe.train.master_weights == "fp32" and found.head_trained
     return LossBytes(
         edge=6 * tokens * model.hidden * size,
         chunk=labels * model.vocabulary * (_LOGIT_BYTES if size == 2 else 12),

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from packtrain.config.facts import ModelFacts
 from packtrain.config.schema import Recipe
-from packtrain.plan.memory import stored_state_bytes, trained_parameters
+from packtrain.plan.memory import stored_state_bytes
+from packtrain.plan.parameters import parameters
 
 _LOGS = 8 << 20  # events, logs and the curve
 
@@ -26,7 +27,7 @@ class DiskPlan:
 
 def disk(recipe: Recipe, model: ModelFacts) -> DiskPlan:
     """The most that a run folder holds; ``recipe`` is resolved."""
-    trained = trained_parameters(recipe, model)
+    trained = parameters(recipe, model).num_trained
     saving = recipe.checkpoint.every != "never"
     return DiskPlan(
         checkpoint=trained * stored_state_bytes(recipe),

@@ -8,11 +8,11 @@ from packtrain.config.facts import Facts
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
 from packtrain.plan.activations import width
-from packtrain.plan.memory import Peak, sharding
+from packtrain.plan.memory import Peak, sharding, state_bytes
 from packtrain.plan.parameters import parameters
 
-_PROCESS = {"cuda": 2.8 * 2**30, "cpu": 0.0}
-"""Python, torch and CUDA's side on the host; on the CPU the process's memory is the peak itself."""
+_PROCESS = 2.8 * 2**30
+"""Python, torch and CUDA's side on the host."""
 _PIECE = 256 << 20
 """Of the weights that are on their way, at most (benchmarks/loading.py measured 13 to 110 MiB)."""
 _DEEPSPEED_COPIES = 1.5
@@ -33,12 +33,11 @@ def host(recipe: Recipe, facts: Facts, one: Peak) -> HostPlan:
     if facts.device == "cpu":
         kept = sum(one.terms[name] for name in ("weights", "quantised_weights", "adapters", "master_weights"))
         return HostPlan(processes * (kept + one.terms["workspace"] + _PIECE), processes * one.total)
-    base = processes * _PROCESS["cuda"]
+    base = processes * _PROCESS
     spread, offload = sharding(recipe, facts), recipe.parallel.offload
     if offload == "none":
         return HostPlan(base + processes * _PIECE, base)
-    states = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}[recipe.train.optimizer]
-    offloaded = found.num_trained * (8 + states)  # fp32 weights and gradients
+    offloaded = found.num_trained * (8 + state_bytes(recipe))  # fp32 weights and gradients
     if recipe.parallel.strategy == "deepspeed":
         offloaded *= _DEEPSPEED_COPIES
     weights = 0.0

@@ -6,14 +6,13 @@ was measured (docs/planning.md says how far the sums are from the peaks).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from packtrain.config.facts import Facts, ModelFacts
+from packtrain.config.facts import Facts
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
 from packtrain.parallel.limits import KEPT_LIMIT, UNREDUCED_LIMIT
-from packtrain.plan.activations import LossBytes, block, loss, width
+from packtrain.plan.activations import block, loss, width
 from packtrain.plan.parameters import Parameters, in_blocks, parameters, table
 
 Terms = dict[str, float]
@@ -78,21 +77,20 @@ class _Step:
         rows = -(-recipe.train.batch_size // facts.processes)
         self.accumulates = rows > micro
         self.sharding = sharding(recipe, facts)
-        self.kept = resident(recipe, facts, self.found, self.sharding)
+        self.kept = resident(recipe, self.found, self.sharding)
         self.gradients = self.found.num_trained * self.sharding.gradient_bytes / self.sharding.gradients
         if self.kind == "zero" and recipe.parallel.offload != "none":
             self.gradients = 0.0  # they go to host memory a bucket at a time
-        self.head: LossBytes = loss(recipe, facts.model, self.found, self.tokens)
-        if self.kind in ("single", "ddp"):
-            self.cast = _cast(recipe, self.found) * (1 - recompute)  # what is recomputed is cast again
-        else:
-            self.cast = 0.0
-            self.head = replace(self.head, cast=0.0)
+        self.autocasts = self.kind in ("single", "ddp")
+        self.head = loss(recipe, facts.model, self.found, self.tokens, self.autocasts)
+        # What is recomputed is cast again.
+        self.cast = _cast(recipe, self.found) * (1 - recompute) if self.autocasts else 0.0
+        self.block = block(recipe, facts.model, self.wide_stream)
 
     @property
     def wide_stream(self) -> bool:
         trained = self.found.trained.tables >= table(self.model)
-        return trained and self.kind in ("single", "ddp") and master_bytes(self.recipe) > self.width
+        return trained and self.autocasts and master_bytes(self.recipe) > self.width
 
     def loss(self) -> Peak:
         """The end of the last micro-batch's forward pass: every activation is there, and the logits of a chunk."""
@@ -122,7 +120,7 @@ class _Step:
         terms["loss"] = self.head.edge
         if self.kind == "fsdp" and self.parallel.offload != "params":
             terms["communication"] += self.found.trained.tables * 4
-        if self.kind in ("single", "ddp") and (self.model.tied or self.accumulates) and self.found.trained.tables:
+        if self.autocasts and (self.model.tied or self.accumulates) and self.found.trained.tables:
             terms["working"] = table(self.model) * self.sharding.gradient_bytes  # the embedding's, before it is added
         return Peak("gradients", terms)
 
@@ -157,10 +155,6 @@ class _Step:
         if self.kind == "fsdp" and trained * master_bytes(self.recipe) <= UNREDUCED_LIMIT:
             return trained * self.width
         return self.gradients
-
-    @property
-    def block(self) -> Any:
-        return block(self.recipe, self.model, self.wide_stream)
 
     def activations(self) -> float:
         one = self.block
@@ -199,7 +193,8 @@ class Sharding:
 
     Attributes:
         weights, gradients, states: the number of processes that share them.
-        gradient_bytes: of one gradient. gathers: whether weights are gathered for a while.
+        gradient_bytes: of a gradient, and of its weight as it is stored.
+        gathers: whether weights are gathered for a while.
         gathered_bytes: of a weight inside the blocks that is gathered.
         live: parameters that ZeRO-3 may leave gathered.
         buffers: bytes that stay. step_bytes: that exist during the optimizer's step.
@@ -259,7 +254,7 @@ def _zero(recipe: Recipe, facts: Facts) -> Sharding:
     )
 
 
-def resident(recipe: Recipe, facts: Facts, found: Parameters, spread: Sharding) -> Terms:
+def resident(recipe: Recipe, found: Parameters, spread: Sharding) -> Terms:
     """What stays on the GPU (or in the process) for the whole run."""
     zero, size = recipe.parallel.strategy == "deepspeed", width(recipe)
     if recipe.parallel.offload == "params":
@@ -271,14 +266,12 @@ def resident(recipe: Recipe, facts: Facts, found: Parameters, spread: Sharding) 
         "weights": plain * size / spread.weights,
         "quantised_weights": quantised * stored_bytes(recipe) / spread.weights,
     }
-    offloads = recipe.parallel.offload == "optimizer"
-    own = size if zero or offloads else master_bytes(recipe)
-    terms["adapters"] = found.adapters * own / spread.weights
-    terms["master_weights"] = trained * own / spread.weights
-    if not offloads:
+    terms["adapters"] = found.adapters * spread.gradient_bytes / spread.weights
+    terms["master_weights"] = trained * spread.gradient_bytes / spread.weights
+    if recipe.parallel.offload != "optimizer":
         copies = 4.0 if zero else 0.0
         terms["master_weights"] += found.num_trained * copies / spread.states
-        terms["optimizer_states"] = found.num_trained * _state_bytes(recipe) / spread.states
+        terms["optimizer_states"] = found.num_trained * state_bytes(recipe) / spread.states
     return terms
 
 
@@ -297,7 +290,7 @@ def master_bytes(recipe: Recipe) -> int:
     return 4 if recipe.train.master_weights == "fp32" else 2
 
 
-def _state_bytes(recipe: Recipe) -> float:
+def state_bytes(recipe: Recipe) -> float:
     """Bytes of a trained weight's optimizer states."""
     state = {"adamw": 8.0, "adamw_bf16": 4.0, "adamw_8bit": 2.0 + 8 / 256}[recipe.train.optimizer]
     return state + (2 if _keeps_rest(recipe) else 0)
@@ -310,11 +303,7 @@ def _keeps_rest(recipe: Recipe) -> bool:
 
 def stored_state_bytes(recipe: Recipe) -> float:
     """Bytes of a trained weight and its optimizer states: what a checkpoint holds of it."""
-    return master_bytes(recipe) + _state_bytes(recipe)
-
-
-def trained_parameters(recipe: Recipe, model: ModelFacts) -> float:
-    return parameters(recipe, model).num_trained
+    return master_bytes(recipe) + state_bytes(recipe)
 
 
 def recomputed_share(recompute: str | float) -> float:

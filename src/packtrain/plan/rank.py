@@ -11,7 +11,7 @@ from typing import Any
 
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve
-from packtrain.config.rules import check
+from packtrain.config.rules import first_error
 from packtrain.config.schema import Recipe
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.rates import Rates, published
@@ -54,19 +54,18 @@ class Candidate:
         return False, False, -rate, self.peak.total
 
 
-def rank(recipe: Recipe, facts: Facts, rates: Rates | None = None) -> list[Candidate]:
+def rank(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """The best of each strategy, shard size and micro-batch, fastest first, those that cannot run last."""
-    known = rates or published(facts.gpu)
+    rates = published(facts.gpu)
     best: dict[tuple[Any, ...], Candidate] = {}
     for spread in _spreads(recipe, facts):
-        broken = next((found for found in check(spread, facts) if found.severity == "error"), None)
         resolved = resolve(spread, facts)
-        if broken is not None:
+        if broken := first_error(spread, facts):
             reason = f"{broken.message}; {broken.mend}"
             best[_key(resolved, 0)] = Candidate(resolved, Peak("", {}), None, reason)
             continue
         for micro in micro_batches(resolved, facts):
-            best[_key(resolved, micro)] = _fastest(resolved, facts, known, micro)
+            best[_key(resolved, micro)] = _fastest(resolved, facts, rates, micro)
     return sorted(best.values(), key=lambda candidate: candidate.order)
 
 
@@ -88,20 +87,17 @@ def _key(recipe: Recipe, micro: int) -> tuple[Any, ...]:
 
 def _fastest(resolved: Recipe, facts: Facts, rates: Rates | None, micro: int) -> Candidate:
     """The least recompute that fits: it only ever costs time."""
-    found = None
-    for share in _recomputes(resolved):
-        one = peak(resolved, facts, micro, recomputed_share(share))
+    made = resolved.model_copy(deep=True)
+    made.train.micro_batch_size = micro
+    for recompute in _recomputes(resolved):
+        share = recomputed_share(recompute)
+        one = peak(made, facts, micro, share)
         fits = one.total <= usable(facts)
-        made = resolved.model_copy(deep=True)
-        made.train.micro_batch_size = micro
-        made.parallel.recompute = share
-        refused = "" if fits else _too_much(one, facts)
-        rate = speed(made, facts, rates, micro, recomputed_share(share)) if rates else None
-        found = Candidate(made, one, rate, refused)
         if fits:
             break
-    assert found is not None
-    return found
+    made.parallel.recompute = recompute
+    rate = speed(made, facts, rates, micro, share) if rates else None
+    return Candidate(made, one, rate, "" if fits else _too_much(one, facts))
 
 
 def _recomputes(recipe: Recipe) -> tuple[Any, ...]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve
-from packtrain.config.rules import check
+from packtrain.config.rules import first_error
 from packtrain.config.schema import Recipe
 from packtrain.plan.rank import rank
-from packtrain.plan.rates import Rates
 
 _MOST_GPUS = 4096
 _SHORTEST = 512
@@ -28,13 +27,13 @@ class Remedy:
     total: float
 
 
-def remedies(recipe: Recipe, facts: Facts, rates: Rates | None) -> list[Remedy]:
+def remedies(recipe: Recipe, facts: Facts) -> list[Remedy]:
     """Every single change that helps, of the settings and of the number of GPUs."""
     found = []
     for setting, changed, machine in _changes(recipe, facts):
-        if any(broken.severity == "error" for broken in check(changed, machine)):
+        if first_error(changed, machine):
             continue
-        best = rank(changed, machine, rates)[0]
+        best = rank(changed, machine)[0]
         if not best.refused:
             found.append(Remedy(setting, best.peak.total))
     return _first_of_each(found)

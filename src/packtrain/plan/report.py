@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from packtrain.config.facts import Facts
@@ -12,7 +12,7 @@ from packtrain.plan.host import HostPlan, host
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.parameters import parameters
 from packtrain.plan.rank import Candidate, rank, usable
-from packtrain.plan.rates import Rates, published
+from packtrain.plan.rates import published
 from packtrain.plan.remedies import Remedy, remedies
 from packtrain.plan.speed import Speed, speed
 
@@ -79,27 +79,24 @@ class Plan:
         return made
 
 
-def plan_resolved(recipe: Recipe, facts: Facts, rates: Rates | None = None) -> Plan:
+def plan_resolved(recipe: Recipe, facts: Facts) -> Plan:
     """What a recipe without ``auto`` needs."""
     micro, share = recipe.train.micro_batch_size, recomputed_share(recipe.parallel.recompute)
     assert isinstance(micro, int), "resolve comes first"
     one = peak(recipe, facts, micro, share)
-    known = rates or published(facts.gpu)
-    rate = speed(recipe, facts, known, micro, share) if known else None
+    rates = published(facts.gpu)
+    rate = speed(recipe, facts, rates, micro, share) if rates else None
     return Plan(recipe, facts, one, host(recipe, facts, one), disk(recipe, facts.model), rate, [], [])
 
 
-def plan(recipe: Recipe, facts: Facts, rates: Rates | None = None) -> Plan:
+def plan(recipe: Recipe, facts: Facts) -> Plan:
     """What ``auto`` makes of a recipe, with all else that could run; what would help where nothing fits.
 
     The recipe breaks no rule on this machine (``config.rules.check``).
     """
-    known = rates or published(facts.gpu)
-    candidates = rank(recipe, facts, known)
-    best = candidates[0]
-    made = plan_resolved(best.recipe, facts, known)
-    helping = remedies(recipe, facts, known) if best.refused else []
-    return Plan(best.recipe, facts, made.peak, made.host, made.disk, made.speed, candidates, helping)
+    candidates = rank(recipe, facts)
+    helping = remedies(recipe, facts) if candidates[0].refused else []
+    return replace(plan_resolved(candidates[0].recipe, facts), candidates=candidates, remedies=helping)
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
+from packtrain.parallel.limits import UNREDUCED_LIMIT
 from packtrain.plan.activations import block, query_width, width
 from packtrain.plan.memory import master_bytes, sharding
 from packtrain.plan.parameters import Parameters, block_linears, parameters, table
@@ -155,7 +156,7 @@ def _sent(recipe: Recipe, facts: Facts, found: Parameters, micros: int) -> tuple
     inside = found.frozen.linears * stored_bytes(recipe)
     gathered = inside + (found.frozen.total - found.frozen.linears + found.num_trained) * size
     share = (shards - 1) / shards
-    reductions = micros if gradients > 2**30 else 1
+    reductions = micros if gradients > UNREDUCED_LIMIT else 1
     sent = (2 * micros * gathered + reductions * gradients) * share
     replicas = processes // shards
     sent += 2 * gradients / shards * (replicas - 1) / replicas
