@@ -14,7 +14,6 @@ sys.path.insert(0, str(ROOT))
 from tests.unit.plan.measured import GIB, RESULTS, measured  # noqa: E402
 
 from packtrain.plan.memory import recomputed_share, total  # noqa: E402
-from packtrain.plan.rates import published  # noqa: E402
 from packtrain.plan.speed import speed  # noqa: E402
 
 
@@ -23,13 +22,13 @@ def gpu_table() -> list[str]:
         "| run on one H200 | GiB | planned | | tokens/s | planned | |",
         "| --- | --: | --: | --: | --: | --: | --: |",
     ]
-    rates = published("H200")
-    assert rates
     for run in measured():
         share, micro = recomputed_share(run.recompute), run.recipe.train.micro_batch_size
         assert isinstance(micro, int)
         memory = total(run.recipe, run.facts, micro, share) / GIB
-        rate = speed(run.recipe, run.facts, rates, micro, share).tokens_per_second
+        found = speed(run.recipe, run.facts, micro, share)
+        assert found
+        rate = found.tokens_per_second
         made = f"{rate:,.0f} | {rate / run.tokens_per_second - 1:+.1%}" if run.full_rows else "| "
         lines.append(
             f"| {run.name} | {run.gib:.1f} | {memory:.1f} | {memory / run.gib - 1:+.1%} "

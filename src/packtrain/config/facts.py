@@ -50,6 +50,29 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """How fast the parts of one GPU and of its machine are.
+
+    Attributes:
+        matmul: FLOP/s of the blocks' matrix products. attention: FLOP/s of causal attention, forward and backward.
+        memory: bytes/s of the GPU's memory. link: bytes/s that a GPU sends to others of its node; network: of others.
+        host: bytes/s between GPU and host memory. host_memory: bytes/s of the host's memory, for each process.
+        disk: bytes/s that a file is written with; 0: not known.
+        source: where the figures are from, for the user to read.
+    """
+
+    matmul: float
+    attention: float
+    memory: float
+    link: float
+    network: float
+    host: float
+    host_memory: float
+    source: str
+    disk: float = 0
+
+
+@dataclass(frozen=True)
 class Facts:
     """The processes a run gets, and this machine.
 
@@ -60,6 +83,7 @@ class Facts:
         bf16: whether the processor computes in bf16 natively.
         deepspeed: whether the package is installed.
         gpu: the driver's name for the GPU. host_memory: bytes of one node; 0: not looked at.
+        rates: measured on this machine, or published; None: not known, no speed is predicted.
     """
 
     processes: int
@@ -73,3 +97,4 @@ class Facts:
     deepspeed: bool = True
     gpu: str = ""
     host_memory: int = 0
+    rates: Rates | None = None

@@ -12,21 +12,16 @@ from typing import Any
 
 import orjson
 
+from packtrain.config.cache_folder import cache_root
 from packtrain.errors import UserError
 
 # Raise by hand whenever the same input would give other tokens or labels.
 DATA_VERSION = 1
 
 
-def cache_root(setting: str = "auto") -> Path:
-    """The folder of tokenised data: ``data.cache``, else PACKTRAIN_CACHE/data, else the user's cache."""
-    if setting != "auto":
-        return Path(setting).expanduser()
-    if root := os.environ.get("PACKTRAIN_CACHE"):
-        return Path(root) / "data"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("packtrain")) / "data"
+def data_root(setting: str) -> Path:
+    """The folder of tokenised data: ``data.cache``, else ``data`` in the user's cache."""
+    return cache_root() / "data" if setting == "auto" else Path(setting).expanduser()
 
 
 def data_key(root: Path, files: Iterable[Path], settings: Any) -> str:

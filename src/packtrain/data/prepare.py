@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from packtrain.config.schema import DataSection, Dataset
-from packtrain.data.cache import build_once, cache_root, data_key
+from packtrain.data.cache import build_once, data_key, data_root
 from packtrain.data.drafts import Encoded, Job, SkeletonError
 from packtrain.data.pool import encode_source, usable_cores
 from packtrain.data.report import DataReport, DatasetReport, dataset_from_json, length_report
@@ -110,7 +110,7 @@ class _Builder:
     def part(self, datasets: Sequence[Dataset], name: str) -> tuple[TokenStore, list[DatasetReport]]:
         """The store of some data sets and a report for each."""
         sources = [find_source(dataset, self._data.format, self._tokenizer) for dataset in datasets]
-        root = cache_root(self._data.cache)
+        root = data_root(self._data.cache)
         files = [file for source in sources for file in source.files]
         folder = root / data_key(root, files, self._settings(sources))
         build_once(folder, lambda folder: self._build(folder, sources))

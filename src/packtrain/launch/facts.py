@@ -13,6 +13,7 @@ from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.launch.model_facts import model_facts, planned_model_facts
 from packtrain.models.locate import model_folder
+from packtrain.plan.rates import published
 
 
 def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = False) -> Facts:
@@ -30,6 +31,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) if joined else processes
     if joined and num_gpus == 1:  # srun --gpus-per-task shows each process its own GPU only
         local = 1
+    gpu = _gpu_name() if num_gpus else ""
     return Facts(
         processes=processes,
         local_processes=local,
@@ -42,8 +44,9 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
         if planned
         else model_facts(model_folder(recipe.model.path)),
         deepspeed=find_spec("deepspeed") is not None,
-        gpu=_gpu_name() if num_gpus else "",
+        gpu=gpu,
         host_memory=psutil.virtual_memory().total,
+        rates=published(gpu),
     )
 
 

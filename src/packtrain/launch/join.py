@@ -46,7 +46,7 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         open_folder: makes or checks the run's folder; called by rank 0 when all ranks are there.
     """
     from packtrain.config.schema import seconds
-    from packtrain.data.cache import cache_root
+    from packtrain.data.cache import data_root
     from packtrain.launch import preflight
     from packtrain.parallel import world
 
@@ -63,7 +63,7 @@ def join_group(recipe: Recipe, open_folder: Callable[[], RunFolder]) -> Outcome:
         if told is None:
             raise
         raise told from error
-    found = preflight.check(here, recipe, cache_root(recipe.data.cache))
+    found = preflight.check(here, recipe, data_root(recipe.data.cache))
     if here.is_main:
         print("\n".join(found.lines), flush=True)
     with ExitStack() as held:

@@ -14,7 +14,7 @@ from packtrain.errors import UserError, listed
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.model_facts import planned_model_facts
 from packtrain.models.locate import model_folder
-from packtrain.plan.rates import known_gpus, published_memory
+from packtrain.plan.rates import known_gpus, published, published_memory
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 2**30, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -68,6 +68,7 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
         model=planned_model_facts(model_folder(recipe.model.path, config_only=True)),
         gpu=name,
         host_memory=machine.host_memory or (psutil.virtual_memory().total if machine.gpus is None else 0),
+        rates=published(name),
     )
 
 

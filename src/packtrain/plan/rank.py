@@ -14,7 +14,6 @@ from packtrain.config.resolve import resolve
 from packtrain.config.rules import first_error
 from packtrain.config.schema import Recipe
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
-from packtrain.plan.rates import Rates, published
 from packtrain.plan.speed import Speed, speed
 
 _TOKENS = 16_384  # of a micro-batch: matrix products are as fast as they get
@@ -56,7 +55,6 @@ class Candidate:
 
 def rank(recipe: Recipe, facts: Facts) -> list[Candidate]:
     """The best of each strategy, shard size and micro-batch, fastest first, those that cannot run last."""
-    rates = published(facts.gpu)
     best: dict[tuple[Any, ...], Candidate] = {}
     for spread in _spreads(recipe, facts):
         resolved = resolve(spread, facts)
@@ -65,7 +63,7 @@ def rank(recipe: Recipe, facts: Facts) -> list[Candidate]:
             best[_key(resolved, 0)] = Candidate(resolved, Peak("", {}), None, reason)
             continue
         for micro in micro_batches(resolved, facts):
-            best[_key(resolved, micro)] = _fastest(resolved, facts, rates, micro)
+            best[_key(resolved, micro)] = _fastest(resolved, facts, micro)
     return sorted(best.values(), key=lambda candidate: candidate.order)
 
 
@@ -85,7 +83,7 @@ def _key(recipe: Recipe, micro: int) -> tuple[Any, ...]:
     return parallel.strategy, parallel.shard_size, parallel.zero_stage, parallel.offload, micro
 
 
-def _fastest(resolved: Recipe, facts: Facts, rates: Rates | None, micro: int) -> Candidate:
+def _fastest(resolved: Recipe, facts: Facts, micro: int) -> Candidate:
     """The least recompute that fits: it only ever costs time."""
     made = resolved.model_copy(deep=True)
     made.train.micro_batch_size = micro
@@ -96,8 +94,7 @@ def _fastest(resolved: Recipe, facts: Facts, rates: Rates | None, micro: int) ->
         if fits:
             break
     made.parallel.recompute = recompute
-    rate = speed(made, facts, rates, micro, share) if rates else None
-    return Candidate(made, one, rate, "" if fits else _too_much(one, facts))
+    return Candidate(made, one, speed(made, facts, micro, share), "" if fits else _too_much(one, facts))
 
 
 def _recomputes(recipe: Recipe) -> tuple[Any, ...]:

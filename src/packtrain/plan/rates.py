@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packtrain.config.facts import Rates
+
 _MATMUL, _ATTENTION, _MEMORY, _LINK = 0.70, 0.48, 0.83, 0.75
 """Shares of the published figures that a step reaches, as measured on an H200 (docs/performance.md)."""
 _SEEN = 0.99 * 2**30
 """Bytes that a driver shows for each gigabyte of a name: an H200 of 141 GB shows 139.8 GiB, an A100 of 80 GB 79.3."""
 _NETWORK = 25e9
 _HOST, _HOST_MEMORY = 40e9, 60e9
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Of one GPU (or of the process's cores).
-
-    Attributes:
-        matmul: FLOP/s of the blocks' matrix products. attention: FLOP/s of causal attention, forward and backward.
-        memory: bytes/s of the GPU's memory. link: bytes/s that a GPU sends to others of its node; network: of others.
-        host: bytes/s between GPU and host memory. host_memory: bytes/s of the host's memory, for each process.
-        source: where the figures are from, for the user to read.
-    """
-
-    matmul: float
-    attention: float
-    memory: float
-    link: float
-    network: float
-    host: float
-    host_memory: float
-    source: str
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from packtrain.plan.host import HostPlan, host
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.parameters import parameters
 from packtrain.plan.rank import Candidate, rank, usable
-from packtrain.plan.rates import published
 from packtrain.plan.remedies import Remedy, remedies
 from packtrain.plan.speed import Speed, speed
 
@@ -84,8 +83,7 @@ def plan_resolved(recipe: Recipe, facts: Facts) -> Plan:
     micro, share = recipe.train.micro_batch_size, recomputed_share(recipe.parallel.recompute)
     assert isinstance(micro, int), "resolve comes first"
     one = peak(recipe, facts, micro, share)
-    rates = published(facts.gpu)
-    rate = speed(recipe, facts, rates, micro, share) if rates else None
+    rate = speed(recipe, facts, micro, share)
     return Plan(recipe, facts, one, host(recipe, facts, one), disk(recipe, facts.model), rate, [], [])
 
 

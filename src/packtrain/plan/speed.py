@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packtrain.config.facts import Facts, ModelFacts
+from packtrain.config.facts import Facts, ModelFacts, Rates
 from packtrain.config.resolve import stored_bytes
 from packtrain.config.schema import Recipe
 from packtrain.parallel.limits import UNREDUCED_LIMIT
 from packtrain.plan.activations import block, query_width, width
 from packtrain.plan.memory import master_bytes, sharding
 from packtrain.plan.parameters import Parameters, block_linears, parameters, table
-from packtrain.plan.rates import Rates
 
 _ATTENTION_BACKWARD = 2.5
 """Of the forward pass's FLOPs: scores are made again (Dao, https://arxiv.org/abs/2307.08691, section 3)."""
@@ -75,9 +74,12 @@ def flops(recipe: Recipe, model: ModelFacts, recompute: float) -> Flops:
     return Flops(linears, table(model) * (6 if found.head_trained else 4), attention)
 
 
-def speed(recipe: Recipe, facts: Facts, rates: Rates, micro: int, recompute: float) -> Speed:
-    """Of a resolved recipe on processes that have ``rates`` each."""
+def speed(recipe: Recipe, facts: Facts, micro: int, recompute: float) -> Speed | None:
+    """Of a resolved recipe; None where the machine's rates are not known."""
     assert isinstance(recipe.data.max_length, int)
+    rates = facts.rates
+    if rates is None:
+        return None
     model, found = facts.model, parameters(recipe, facts.model)
     rows = -(-recipe.train.batch_size // facts.processes)
     micros = -(-rows // micro)

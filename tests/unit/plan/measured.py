@@ -14,6 +14,7 @@ import yaml
 from packtrain.config import Recipe, build_recipe
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
+from packtrain.plan.rates import published
 
 GIB = 2**30
 LLAMA_8B = ModelFacts(8_030_261_248, 32, 4096, 14336, 128256, 8192, kv_width=1024)
@@ -24,7 +25,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results.csv"
 
 def gpus(count: int, model: ModelFacts, gib: float = 139.8, name: str = "NVIDIA H200", nodes: int = 1) -> Facts:
     local = count // nodes
-    return Facts(count, local, "cuda", local, int(gib * GIB), True, 16, model, gpu=name)
+    return Facts(count, local, "cuda", local, int(gib * GIB), True, 16, model, gpu=name, rates=published(name))
 
 
 def recipe_for(facts: Facts, **sections: dict[str, Any]) -> Recipe:

@@ -7,18 +7,24 @@ from typing import Any
 import pytest
 from tests.unit.plan.measured import LLAMA_8B, gpus, measured, recipe_for
 
+from packtrain.config.facts import Facts
+from packtrain.config.schema import Recipe
 from packtrain.plan.memory import recomputed_share
 from packtrain.plan.rates import known_gpus, published, published_memory
-from packtrain.plan.speed import flops, speed
+from packtrain.plan.speed import Speed, flops, speed
 
 RUNS = [run for run in measured() if run.full_rows]
-H200 = published("NVIDIA H200")
+
+
+def of(recipe: Recipe, facts: Facts, micro: int, recompute: float = 0.0) -> Speed:
+    found = speed(recipe, facts, micro, recompute)
+    assert found
+    return found
 
 
 def predicted(run: Any) -> float:
-    assert H200
     share, micro = recomputed_share(run.recompute), run.recipe.train.micro_batch_size
-    return speed(run.recipe, run.facts, H200, micro, share).tokens_per_second
+    return of(run.recipe, run.facts, micro, share).tokens_per_second
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
@@ -55,8 +61,8 @@ def test_offload_wants_many_tokens_a_step() -> None:
     facts = gpus(1, LLAMA_8B)
     rows = 150_000 // 4096
     there, away = (
-        speed(
-            recipe_for(facts, method={"type": "full"}, train={"batch_size": rows}, parallel=how), facts, H200, 4, 0.0
+        of(
+            recipe_for(facts, method={"type": "full"}, train={"batch_size": rows}, parallel=how), facts, 4
         ).tokens_per_second
         for how in ({"strategy": "fsdp"}, {"strategy": "fsdp", "offload": "optimizer"})
     )  # fmt: skip
@@ -66,7 +72,7 @@ def test_offload_wants_many_tokens_a_step() -> None:
 def test_links_between_nodes_cost_more() -> None:
     near, far = gpus(16, LLAMA_8B), gpus(16, LLAMA_8B, nodes=2)
     rates = [
-        speed(recipe_for(facts, method={"type": "full"}, train={"batch_size": 16}), facts, H200, 1, 0.0)
+        of(recipe_for(facts, method={"type": "full"}, train={"batch_size": 16}), facts, 1)
         for facts in (near, far)
     ]  # fmt: skip
     assert rates[0].sent == rates[1].sent > 0
@@ -77,7 +83,7 @@ def test_processes_without_rows_do_no_work() -> None:
     """Sixteen rows on 32 processes train no more tokens a second than on 16."""
     few, many = gpus(16, LLAMA_8B), gpus(32, LLAMA_8B)
     found = [
-        speed(recipe_for(facts, train={"batch_size": 16}), facts, H200, 1, 0.0).tokens_per_second * facts.processes
+        of(recipe_for(facts, train={"batch_size": 16}), facts, 1).tokens_per_second * facts.processes
         for facts in (few, many)
     ]  # fmt: skip
     assert found[1] <= found[0]
