@@ -176,6 +176,7 @@ def plan(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 1,
     host_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of a node, as 512GiB.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every setting that was tried, not the first ten.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine first, and keep it.")] = False,
     history: Annotated[bool, typer.Option("--history", help="How far past plans were from what was measured.")] = False,
     folder: Annotated[str, typer.Option(help="Where the runs of the history are.")] = "runs",
     as_json: AsJson = False,
@@ -190,9 +191,13 @@ def plan(
     if history:
         face.show_history(folder, as_json)
         return 0
-    if recipe is None:
-        raise UserError("packtrain plan", "no recipe is given", "give one, or --history")
     options = face.options(gpus, gpu, gpu_memory, nodes, host_memory)
+    if calibrate:
+        from packtrain.cli.calibrate import run_calibration
+
+        return run_calibration(recipe, overrides or [], options, as_json)
+    if recipe is None:
+        raise UserError("packtrain plan", "no recipe is given", "give one, --calibrate or --history")
     return face.show_plan(recipe, overrides or [], options, every, as_json)
 
 

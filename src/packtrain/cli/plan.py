@@ -135,9 +135,15 @@ def _needs(made: Plan) -> list[str]:
     disk, one, final = (size_of / _GIB for size_of in (made.disk.total, made.disk.checkpoint, made.disk.final))
     return [
         f"host memory of a node: {loading:.1f} GiB while loading, {training:.1f} while training",
-        f"disk: {disk:.1f} GiB ({made.disk.checkpoints} checkpoints of {one:.2f}, the model {final:.2f})",
+        f"disk: {disk:.1f} GiB ({made.disk.checkpoints} checkpoints of {one:.2f}, the model {final:.2f}){_write(made)}",
         *_rate(made),
     ]
+
+
+def _write(made: Plan) -> str:
+    """How long a checkpoint is on its way to a disk that was measured."""
+    rates = made.facts.rates
+    return f"; {made.disk.checkpoint / rates.disk:.1f} s to write a checkpoint" if rates and rates.disk else ""
 
 
 def _rate(made: Plan) -> list[str]:

@@ -25,6 +25,7 @@ class ModelFacts:
     Attributes:
         linears: of one block, all alike; empty: not looked at, Llama's are assumed.
         kv_width: key (or value) heads x head size; 0: not looked at, a quarter of ``hidden``.
+        head_size: of one attention head; 0: not looked at, 128.
         tied: whether the head is the embedding. qk_norm: whether queries and keys are normalised.
         max_length: positions the model was made for; None where it does not say.
         type: the architecture's name in transformers.
@@ -45,6 +46,7 @@ class ModelFacts:
     num_experts: int = 0
     linears: tuple[Linear, ...] = ()
     kv_width: int = 0
+    head_size: int = 0
     tied: bool = False
     qk_norm: bool = False
 
@@ -56,7 +58,7 @@ class Rates:
     Attributes:
         matmul: FLOP/s of the blocks' matrix products. attention: FLOP/s of causal attention, forward and backward.
         memory: bytes/s of the GPU's memory. link: bytes/s that a GPU sends to others of its node; network: of others.
-        host: bytes/s between GPU and host memory. host_memory: bytes/s of the host's memory, for each process.
+        host: bytes/s between GPU and host memory. host_memory: of the host's in the optimizer's step, for each process.
         disk: bytes/s that a file is written with; 0: not known.
         source: where the figures are from, for the user to read.
     """

@@ -11,9 +11,9 @@ import psutil
 
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
+from packtrain.launch.calibration import known_rates
 from packtrain.launch.model_facts import model_facts, planned_model_facts
 from packtrain.models.locate import model_folder
-from packtrain.plan.rates import published
 
 
 def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = False) -> Facts:
@@ -31,7 +31,9 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) if joined else processes
     if joined and num_gpus == 1:  # srun --gpus-per-task shows each process its own GPU only
         local = 1
-    gpu = _gpu_name() if num_gpus else ""
+    gpu = gpu_name() if num_gpus else ""
+    folder = model_folder(recipe.model.path, config_only=planned)
+    model = planned_model_facts(folder) if planned else model_facts(folder)
     return Facts(
         processes=processes,
         local_processes=local,
@@ -40,13 +42,11 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
         memory=_gpu_memory() if num_gpus else psutil.virtual_memory().total,
         bf16=_gpu_bf16() if num_gpus else _cpu_bf16(),
         num_cores=len(os.sched_getaffinity(0)),
-        model=planned_model_facts(model_folder(recipe.model.path, config_only=True))
-        if planned
-        else model_facts(model_folder(recipe.model.path)),
+        model=model,
         deepspeed=find_spec("deepspeed") is not None,
         gpu=gpu,
         host_memory=psutil.virtual_memory().total,
-        rates=published(gpu),
+        rates=known_rates(gpu, recipe, model, nodes=-(-processes // local)),
     )
 
 
@@ -74,7 +74,7 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _gpu_name() -> str:
+def gpu_name() -> str:
     import torch
 
     return torch.cuda.get_device_name(0)

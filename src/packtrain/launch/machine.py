@@ -11,10 +11,11 @@ import psutil
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError, listed
+from packtrain.launch.calibration import known_rates
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.model_facts import planned_model_facts
 from packtrain.models.locate import model_folder
-from packtrain.plan.rates import known_gpus, published, published_memory
+from packtrain.plan.rates import known_gpus, published_memory
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 2**30, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -57,6 +58,7 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
         raise UserError("packtrain plan", "this machine has no GPU to plan for", mend)
     name = machine.gpu or (here.gpu if here else "")
     memory = machine.gpu_memory or _memory_of(name, here)
+    model = planned_model_facts(model_folder(recipe.model.path, config_only=True))
     return Facts(
         processes=gpus * machine.nodes,
         local_processes=gpus,
@@ -65,10 +67,10 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
         memory=memory,
         bf16=True,
         num_cores=len(os.sched_getaffinity(0)),
-        model=planned_model_facts(model_folder(recipe.model.path, config_only=True)),
+        model=model,
         gpu=name,
         host_memory=machine.host_memory or (psutil.virtual_memory().total if machine.gpus is None else 0),
-        rates=published(name),
+        rates=known_rates(name, recipe, model, machine.nodes),
     )
 
 

@@ -87,6 +87,7 @@ def _facts(file: Path, whole: dict[str, Any], shapes: Shapes, num_parameters: in
         num_experts=_num_experts(config),
         linears=tuple(sorted(linears, key=lambda linear: linear.name)),
         kv_width=keys[0] if keys else _kv_width(config),
+        head_size=_head_size(config),
         tied=_tied(whole, shapes),
         qk_norm=any(name.endswith("q_norm.weight") for name in block),
     )
@@ -120,9 +121,13 @@ def _tied(config: Mapping[str, Any], shapes: Shapes) -> bool:
 
 def _kv_width(config: Mapping[str, Any]) -> int:
     """From config.json, where queries, keys and values are one matrix."""
+    return int(config.get("num_key_value_heads") or config.get("num_attention_heads") or 0) * _head_size(config)
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    """Of an attention head; 0: config.json tells of no heads."""
     heads = int(config.get("num_attention_heads") or 0)
-    size = int(config.get("head_dim") or (config["hidden_size"] // heads if heads else 0))
-    return int(config.get("num_key_value_heads") or heads) * size
+    return int(config.get("head_dim") or (config["hidden_size"] // heads if heads else 0))
 
 
 def _even_heads(config: Mapping[str, Any], hidden: int) -> bool:
@@ -149,8 +154,8 @@ class _Family:
         """Of every parameter, as the weight files would have them."""
         hidden, inner = _size(file, config, "hidden_size"), _size(file, config, "intermediate_size")
         heads = _size(file, config, "num_attention_heads")
-        size = int(config.get("head_dim") or hidden // heads)
-        query, kv = heads * size, int(config.get("num_key_value_heads") or heads) * size
+        size = _head_size(config)
+        query, kv = heads * size, _kv_width(config)
         matrices = {
             "self_attn.q_proj": (query, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, query), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),

@@ -7,6 +7,7 @@ import sys
 import psutil
 
 from packtrain.config import Recipe, load_recipe
+from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.folder import RunFolder
 from packtrain.plan.savings import planned, savings
@@ -19,7 +20,7 @@ def memory_advice(folder: RunFolder) -> str:
     """``explain`` for a run's own recipe. It is made where memory is short, and says so where it cannot be made."""
     try:
         return explain(load_recipe(folder.recipe))
-    except (MemoryError, RuntimeError, OSError) as problem:
+    except (MemoryError, RuntimeError, OSError, UserError) as problem:
         return f"lower train.micro_batch_size or data.max_length (no plan could be made: {problem})"
 
 

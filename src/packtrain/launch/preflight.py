@@ -180,14 +180,15 @@ def all_reduce_bandwidth(world: World, num_bytes: int) -> float | None:
 
 def _timed(world: World, data: torch.Tensor) -> float:
     world.barrier()
-    _finish(world.device)
+    finish(world.device)
     started = time.perf_counter()
     world.sum(data)
-    _finish(world.device)
+    finish(world.device)
     return time.perf_counter() - started
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Wait for what a GPU was given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -10,7 +10,8 @@ _MATMUL, _ATTENTION, _MEMORY, _LINK = 0.70, 0.48, 0.83, 0.75
 """Shares of the published figures that a step reaches, as measured on an H200 (docs/performance.md)."""
 _SEEN = 0.99 * 2**30
 """Bytes that a driver shows for each gigabyte of a name: an H200 of 141 GB shows 139.8 GiB, an A100 of 80 GB 79.3."""
-_NETWORK = 25e9
+NETWORK = 25e9
+"""Bytes/s between nodes where nothing is known of them: 200 Gbit/s."""
 _HOST, _HOST_MEMORY = 40e9, 60e9
 
 
@@ -63,7 +64,7 @@ def published(gpu: str) -> Rates | None:
         attention=card.flops * _ATTENTION,
         memory=card.memory * _MEMORY,
         link=card.link * _LINK,
-        network=_NETWORK,
+        network=NETWORK,
         host=_HOST,
         host_memory=_HOST_MEMORY,
         source=f"published figures of the {card.name}, at the shares of them that an H200 reached",

@@ -69,6 +69,7 @@ class Plan:
             "host": {name: round(size) for name, size in asdict(self.host).items()} | {"fits": self.host_fits},
             "disk": {name: round(size) for name, size in asdict(self.disk).items()}
             | {"total": round(self.disk.total)},
+            "rates": asdict(self.facts.rates) if self.facts.rates else None,
             "speed": _speed(self.speed),
         }  # fmt: skip
         if self.candidates:

@@ -16,8 +16,10 @@ from packtrain.plan.activations import block, query_width, width
 from packtrain.plan.memory import master_bytes, sharding
 from packtrain.plan.parameters import Parameters, block_linears, parameters, table
 
-_ATTENTION_BACKWARD = 2.5
+ATTENTION_BACKWARD = 2.5
 """Of the forward pass's FLOPs: scores are made again (Dao, https://arxiv.org/abs/2307.08691, section 3)."""
+HOST_UPDATE_BYTES = 32
+"""Bytes, read and written, of a weight whose optimizer step is taken in host memory."""
 _PASSES = 10.7
 """How often what a block keeps is written or read by all that is no matrix product, fitted to one run (8B LoRA)."""
 _LAUNCH = 0.31e-3
@@ -66,12 +68,16 @@ def flops(recipe: Recipe, model: ModelFacts, recompute: float) -> Flops:
     frozen_passes = 2 + 2 * flowing + 2 * recompute * flowing
     every = found.trained.linears + found.frozen.linears
     linears = every * frozen_passes + 2 * found.trained.linears + (6 + 2 * recompute) * found.adapters
-    attention = 2.0 * recipe.data.max_length * query_width(block_linears(model), model) * model.num_blocks
-    window = model.sliding_window
-    if window and window < recipe.data.max_length:
-        attention *= min(1.0, 2 * window / recipe.data.max_length)
-    attention *= 1 + flowing * (_ATTENTION_BACKWARD + recompute)
+    queries = query_width(block_linears(model), model)
+    attention = causal_attention(queries, recipe.data.max_length, model.sliding_window) * model.num_blocks
+    attention *= 1 + flowing * (ATTENTION_BACKWARD + recompute)
     return Flops(linears, table(model) * (6 if found.head_trained else 4), attention)
+
+
+def causal_attention(query_width: int, length: int, window: int | None) -> float:
+    """FLOPs of a token in one block's forward pass, in rows of ``length`` tokens."""
+    whole = 2.0 * length * query_width
+    return whole * min(1.0, 2 * window / length) if window and window < length else whole
 
 
 def speed(recipe: Recipe, facts: Facts, micro: int, recompute: float) -> Speed | None:
@@ -127,7 +133,7 @@ def _weight_bytes(recipe: Recipe, model: ModelFacts, found: Parameters, micros: 
 def _update_seconds(recipe: Recipe, facts: Facts, found: Parameters, rates: Rates) -> float:
     spread = sharding(recipe, facts)
     if recipe.parallel.offload != "none":  # in host memory, at about its rate
-        return found.num_trained / spread.states * 32 / rates.host_memory
+        return found.num_trained / spread.states * HOST_UPDATE_BYTES / rates.host_memory
     return found.num_trained / spread.states * _UPDATE_BYTES[recipe.train.optimizer] / rates.memory
 
 
