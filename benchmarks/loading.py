@@ -33,7 +33,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def make_model(folder: Path, billions: float, dtype: str, tied: bool, one_file: bool) -> None:
     """Config, weights and tokenizer of a Llama with about so many parameters, written tensor by tensor."""
     import torch
-    from shapes import _byte_tokenizer
+    from shapes import byte_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from packtrain.export.tensors import write_sharded
@@ -52,7 +52,7 @@ def make_model(folder: Path, billions: float, dtype: str, tied: bool, one_file: 
     tensors = ((name, torch.empty(shape, dtype=wanted).uniform_(-0.02, 0.02)) for name, shape in shapes.items())
     write_sharded(tensors, folder, 2**50 if one_file else FILE_BYTES)
     config.save_pretrained(folder)
-    _byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
 def load(recipe_file: str, out: str) -> None:

@@ -68,12 +68,12 @@ LENGTH = 512
 
 def make_model(folder: Path) -> None:
     import torch
-    from shapes import _byte_tokenizer
+    from shapes import byte_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**MODEL, dtype=torch.float32)).save_pretrained(folder)
-    _byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
 def run(work: Path, name: str) -> dict:

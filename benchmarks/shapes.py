@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,47 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
     },
+    "mistral-7b": {
+        "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
+    "qwen2.5-3b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008,
+        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
+"""Llama's, where no model_type is given."""
+
+
+def shape_of(folder: Path) -> str:
+    """The name of a model's shape; empty: none of ours."""
+    config = json.loads((folder / "config.json").read_text())
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads")
+    return next((name for name, one in SHAPES.items() if all(one[size] == config.get(size) for size in sizes)), "")
 
 
 def make_model(shape: str, folder: Path, num_blocks: int | None = None) -> None:
     """Write config, bf16 weights and a byte-level tokenizer; weights are drawn block by block."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = dict(SHAPES[shape], bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    values = dict({"model_type": "llama"} | SHAPES[shape], bos_token_id=1, eos_token_id=2, pad_token_id=0)
     if num_blocks:
         values["num_hidden_layers"] = num_blocks
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         torch.set_default_dtype(torch.bfloat16)
-        model = LlamaForCausalLM(LlamaConfig(**values, dtype=torch.bfloat16))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, dtype=torch.bfloat16))
         torch.set_default_dtype(torch.float32)
     model.save_pretrained(folder, max_shard_size="4GB")
-    _byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
+    """One token a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -22,15 +22,20 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 import results
-from shapes import write_rows
+from shapes import shape_of, write_rows
 
 WARMUP = 4
+OF_SPEED = (
+    ("planned_tokens_per_second", "planned throughput", "tokens/s per GPU"),
+    ("mfu", "MFU of the published peak", "of 1"),
+    ("mfu_of_matmul_rate", "MFU of the matmul rate", "of 1"),
+)
 
 
-def recipe(model: Path, data: str, length: int, steps: int) -> dict:
+def recipe(model: Path, data: str, length: int, steps: int, packing: bool) -> dict:
     return {
         "model": {"path": str(model)},
-        "data": {"train": [data], "eval": 0.0, "max_length": length},
+        "data": {"train": [data], "eval": 0.0, "max_length": length, "packing": packing},
         "train": {"max_steps": steps, "batch_size": 4, "warmup": 0, "schedule": "constant"},
         "method": {"type": "lora", "rank": 16},
         "evaluate": {"every": "never"},
@@ -43,7 +48,9 @@ def run(args: argparse.Namespace) -> dict:
     vocabulary = json.loads((args.model / "config.json").read_text())["vocab_size"]
     write_rows(work / "rows.py", args.count, args.rows, vocabulary)
     (work / "speed.yaml").write_text(
-        yaml.safe_dump(recipe(args.model, f"{work}/rows.py:rows", args.length, args.steps))
+        yaml.safe_dump(
+            recipe(args.model, f"{work}/rows.py:rows", args.length, args.steps, args.rows != str(args.length))
+        )
     )
     command = [
         sys.executable,
@@ -64,7 +71,7 @@ def run(args: argparse.Namespace) -> dict:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"][WARMUP:]
     resolved = yaml.safe_load((work / "runs/run/recipe.yaml").read_text())
-    foreseen = foreseen_memory(work / "runs/run/recipe.yaml")
+    planned = plan(work / "runs/run/recipe.yaml")
     shutil.rmtree(work)
     seconds = statistics.median(e["seconds"] for e in steps)
     tokens = statistics.median(e["tokens"] for e in steps)
@@ -72,7 +79,9 @@ def run(args: argparse.Namespace) -> dict:
         "tokens_per_second_per_gpu": tokens / seconds / start["world_size"],
         "step_seconds": seconds,
         "peak_gib": steps[-1]["memory"] / 2**30,
-        "planned_gib": foreseen / 2**30,
+        "planned_gib": planned["memory"]["total_bytes"] / 2**30,
+        **speed_figures(planned, tokens / seconds / start["world_size"]),
+        "parts": {part: statistics.median(e["parts"][part] for e in steps) for part in steps[-1]["parts"]},
         "host_gib": host.peak / 2**30,
         "load_seconds": start["seconds"],
         "loss": steps[-1]["loss"],
@@ -82,14 +91,26 @@ def run(args: argparse.Namespace) -> dict:
     }
 
 
-def foreseen_memory(resolved: Path) -> float:
-    """What the plan says of a process's peak, in bytes."""
-    from packtrain.config import load_recipe
-    from packtrain.launch.facts import gather_facts
-    from packtrain.plan.savings import planned
+def plan(resolved: Path) -> dict:
+    """What `packtrain plan --json` says of the run as it was."""
+    command = [sys.executable, "-m", "packtrain", "plan", str(resolved), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout)
 
-    recipe = load_recipe(resolved)
-    return planned(recipe, gather_facts(recipe, recipe.launch.processes))
+
+def speed_figures(planned: dict, rate: float) -> dict[str, float]:
+    """The planned rate, and the FLOPs that the method needs (what is computed again is not counted) over two rates."""
+    if planned["speed"] is None:
+        return {}
+    from packtrain.plan.rates import peak_flops
+
+    work = rate * planned["needed_flops_per_token"]
+    found = {"planned_tokens_per_second": planned["speed"]["tokens_per_second"]}
+    if peak := peak_flops(planned["machine"]["gpu"]):
+        found["mfu"] = work / peak
+    return found | {"mfu_of_matmul_rate": work / planned["rates"]["matmul"]}
 
 
 class HostMemory:
@@ -129,10 +150,16 @@ def main() -> None:
             "peak memory": (found["peak_gib"], "GiB"),
             "planned memory": (found["planned_gib"], "GiB"),
             "host memory": (found["host_gib"], "GiB"),
+            **{f"time of {part}": (seconds, "s") for part, seconds in found["parts"].items()},
         }
+        for key, metric, unit in OF_SPEED:
+            if key in found:
+                metrics[metric] = (found[key], unit)
         configuration = {k: found[k] for k in ("micro_batch_size", "recompute", "strategy")} | {
             "overrides": args.overrides,
             "rows": args.rows,
+            "length": args.length,
+            "shape": shape_of(args.model),
         }
         results.add(
             args.save, "packtrain", metrics, configuration, "python benchmarks/train_speed.py " + " ".join(sys.argv[1:])

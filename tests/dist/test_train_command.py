@@ -61,6 +61,9 @@ def test_a_whole_run_with_its_sinks(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "run"
     assert f"step {STEPS}/{STEPS}" in done.stdout and str(run / "final") in done.stdout
     assert sorted(losses(run)) == list(range(1, STEPS + 1))
+    for step in events(run, "step"):
+        assert set(step["parts"]) == {"data", "forward", "backward", "clip", "update"}
+        assert 0 < sum(step["parts"].values()) <= step["seconds"] + 1e-5
     assert [e["step"] for e in events(run, "eval")] == [4, 8]
     assert all(e["rows"] == 5 for e in events(run, "eval"))
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"

@@ -71,6 +71,12 @@ def published(gpu: str) -> Rates | None:
     )
 
 
+def peak_flops(gpu: str) -> float | None:
+    """Published dense 16-bit FLOP/s of a GPU by its name, what MFU is quoted of; None: not in the table."""
+    card = _card(gpu)
+    return card.flops if card else None
+
+
 def published_memory(gpu: str) -> int | None:
     """Bytes of a GPU by its name, about as its driver counts them; None: not in the table."""
     card = _card(gpu)

@@ -13,7 +13,7 @@ from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.parameters import parameters
 from packtrain.plan.rank import Candidate, rank, usable
 from packtrain.plan.remedies import Remedy, remedies
-from packtrain.plan.speed import Speed, speed
+from packtrain.plan.speed import Speed, flops, speed
 
 SHOWN = ("strategy", "shard_size", "zero_stage", "offload", "recompute", "compile")
 """Of the parallel section, what a plan states."""
@@ -71,6 +71,7 @@ class Plan:
             | {"total": round(self.disk.total)},
             "rates": asdict(self.facts.rates) if self.facts.rates else None,
             "speed": _speed(self.speed),
+            "needed_flops_per_token": round(flops(recipe, self.facts.model, recompute=0.0).total),
         }  # fmt: skip
         if self.candidates:
             made["candidates"] = [_candidate(one) for one in self.candidates]

@@ -69,7 +69,7 @@ def train_steps(session: Session, stop: Stop) -> bool:
         session.position = Position(step, session.position.tokens + prepared.batch.token_count)
         now = time.perf_counter()
         if step % session.recipe.log.every == 0 or step == session.total_steps:
-            log_step(session, prepared.batch, result, now - clock)
+            log_step(session, prepared, result, now - clock)
         clock = now
         if step in (settled, session.total_steps) or result.stop:
             log_memory(session, step)
@@ -82,27 +82,32 @@ def train_steps(session: Session, stop: Stop) -> bool:
 
 def train_step(session: Session, prepared: Prepared, stop: Stop) -> StepResult:
     """One optimizer step: the loss is a sum over labelled tokens divided by their global count."""
-    strategy, world, recipe = session.built.strategy, session.world, session.recipe
+    strategy, world, recipe, timer = session.built.strategy, session.world, session.recipe, session.timer
     batch, micro_batches = prepared.batch, prepared.micro_batches
     seed_step(recipe.train.seed, batch.step, world.rank)
+    timer.begin()
     loss_sum = torch.zeros((), dtype=torch.float32, device=world.device)
     for index, micro in enumerate(micro_batches):
         session.beat()
         with strategy.accumulate(last=index == len(micro_batches) - 1):
             own_loss = strategy.forward(**micro.to(world.device).inputs)
+            timer.end("forward")
             strategy.backward(own_loss / max(batch.label_count, 1))
+            timer.end("backward")
         loss_sum += own_loss.detach()
     norm = strategy.clip([p for _, p in session.named], recipe.train.max_grad_norm)
     # The step's one host synchronisation: a non-finite value must be seen before the update, and a stop be agreed.
     flags = loss_sum.new_tensor([float(stop.set), float(prepared.waited > STALL_SECONDS)])
     shared = world.sum(torch.cat([loss_sum[None], flags]))
     total, stops, stalls, grad_norm = torch.stack([*shared, norm.to(shared)]).tolist()
+    timer.end("clip")
     loss = total / max(batch.label_count, 1)
     skipped = math.isfinite(loss) and strategy.skips(grad_norm)
     if not skipped:
         NonFiniteError.check(world, batch.step, loss, grad_norm, loss_sum, micro_batches)
     rate = learning_rate(session, batch.step)
     session.updates.apply(rate)
+    timer.end("update")
     return StepResult(loss, grad_norm, rate, stops > 0, skipped, stalls > 0)
 
 
@@ -151,7 +156,8 @@ def prepare(session: Session, step: int) -> Prepared:
     return Prepared(batch, [collate(session.data.train, part, packed, length) for part in parts])
 
 
-def log_step(session: Session, batch: GlobalBatch, result: StepResult, seconds: float) -> None:
+def log_step(session: Session, prepared: Prepared, result: StepResult, seconds: float) -> None:
+    batch, parts = prepared.batch, {"data": prepared.waited, **session.timer.seconds()}
     session.log.write(
         "step",
         step=batch.step + 1,
@@ -161,7 +167,8 @@ def log_step(session: Session, batch: GlobalBatch, result: StepResult, seconds: 
         grad_norm=result.grad_norm,
         tokens=batch.token_count,
         tokens_per_second=round(batch.token_count / seconds, 1),
-        seconds=round(seconds, 4),
+        seconds=round(seconds, 6),
+        parts={part: round(spent, 6) for part, spent in parts.items()},
         memory=session.memory.bytes if session.memory else 0,
         **loss_scaling(session, result),
     )

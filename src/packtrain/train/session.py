@@ -24,6 +24,7 @@ from packtrain.parallel.world import World
 from packtrain.train.build import Built, build
 from packtrain.train.optimizer import make_optimizer, trainable
 from packtrain.train.peak import PeakMemory
+from packtrain.train.timer import StepTimer
 
 
 class Beat(Protocol):
@@ -51,6 +52,7 @@ class Session:
     total_steps: int
     store: CheckpointStore
     log: EventLog
+    timer: StepTimer
     position: Position = field(default_factory=lambda: Position(0))
     beat: Beat = silent
     memory: PeakMemory | None = None
@@ -105,7 +107,8 @@ def open_session(recipe: Recipe, folder: Path, world: World, beat: Beat = silent
     sinks = make_sinks(recipe, folder) if world.is_main else []
     log = EventLog(folder / "events.jsonl" if world.is_main else None, sinks)
     updates = built.strategy.updates(trainable(built.model), partial(make_optimizer, recipe))
-    session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log, beat=beat)
+    timer = StepTimer(world.device)
+    session = Session(recipe, folder, base, world, data, built, updates, order, total, store, log, timer, beat=beat)
     _resume(session)
     return session
 

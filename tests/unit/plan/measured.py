@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from benchmarks.shapes import SHAPES
 
 from packtrain.config import Recipe, build_recipe
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
+from packtrain.launch.model_facts import planned_model_facts
 from packtrain.plan.rates import published
 
 GIB = 2**30
@@ -66,10 +70,26 @@ def measured() -> Iterator[Measured]:
             yield _measured(f"{name} ({commit})", how, found)
 
 
+@cache
+def of_shape(shape: str) -> ModelFacts:
+    """A model of benchmarks/shapes.py, as its config.json tells of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({"model_type": "llama"} | SHAPES[shape]))
+        return planned_model_facts(Path(folder))
+
+
+def _model(name: str, how: dict[str, Any]) -> ModelFacts:
+    """Rows of before the shape was stored say it by their names."""
+    if "shape" in how:
+        return of_shape(how["shape"])
+    return LLAMA_3B if name.lower().startswith(("3b", "llama-3.2-3b")) else LLAMA_8B
+
+
 def _measured(name: str, how: dict[str, Any], found: dict[str, float]) -> Measured:
-    facts = gpus(1, LLAMA_3B if name.lower().startswith(("3b", "llama-3.2-3b")) else LLAMA_8B)
-    full_rows = how["rows"] == "4096"
-    sections: dict[str, dict[str, Any]] = {"train": {"batch_size": 4}, "data": {"packing": not full_rows}}
+    facts, length = gpus(1, _model(name, how)), how.get("length", 4096)
+    full_rows = how["rows"] == str(length)
+    data = {"packing": not full_rows, "max_length": length}
+    sections: dict[str, dict[str, Any]] = {"train": {"batch_size": 4}, "data": data}
     for word in how["overrides"]:
         key, _, value = word.partition("=")
         section, _, field = key.partition(".")

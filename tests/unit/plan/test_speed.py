@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.plan.measured import LLAMA_8B, gpus, measured, recipe_for
+from tests.unit.plan.measured import LLAMA_8B, gpus, measured, of_shape, recipe_for
 
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
@@ -99,3 +99,20 @@ def test_gpus_are_known_by_their_drivers_names() -> None:
         assert published_memory(name) == round(size * 0.99 * 2**30), name
     assert published("Voodoo 2") is published("") is None
     assert all(published(name) for name in known_gpus())
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions"),
+    [
+        ("llama-3-8b", 8.030),
+        ("llama-3.2-3b", 3.213),
+        ("llama-3.2-1b", 1.236),
+        ("mistral-7b", 7.248),
+        ("qwen2.5-3b", 3.086),
+    ],
+)
+def test_shapes_of_benchmarks_are_those_of_the_models(shape: str, billions: float) -> None:
+    """As their makers count them."""
+    assert of_shape(shape).num_parameters == pytest.approx(billions * 1e9, abs=5e5)
+    speed_of = of(recipe_for(gpus(1, of_shape(shape)), method={"type": "lora"}), gpus(1, of_shape(shape)), 1)
+    assert 5_000 < speed_of.tokens_per_second < 200_000
