@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--save]
 
-The loop's share is 1 - (forward + backward + clip + update) / seconds of a step of `packtrain train`. The model is small
-(two blocks of 256), so that a step takes about a tenth of a second: the smaller the model, the larger the share.
+The loop's share is 1 - (forward + backward + clip + update) / seconds of a step of `packtrain train`. The model is
+small (two blocks of 256), so that a step takes about a tenth of a second: the smaller the model, the larger the share.
 """
 
 from __future__ import annotations
@@ -101,10 +101,7 @@ def main() -> None:
     metrics = {
         "step": (whole * 1e3, "ms"),
         "loop beside the model": (100 * statistics.median(outside), "% of the step"),
-        "waiting for data": (
-            100 * statistics.median(e["parts"]["data"] / e["seconds"] for e in found),
-            "% of the step",
-        ),
+        "waiting for data": (100 * waited, "% of the step"),
         "a step event": (an_event * 1e6, "us"),
         "packtrain --help": (help_seconds(), "s"),
     }
