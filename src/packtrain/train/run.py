@@ -10,6 +10,7 @@ from packtrain.config.schema import Recipe
 from packtrain.metrics.curve import draw_curve
 from packtrain.metrics.reader import read_events
 from packtrain.parallel.world import World
+from packtrain.train.garbage import settled_heap
 from packtrain.train.loop import Stop, train_steps
 from packtrain.train.peak import PeakMemory
 from packtrain.train.session import Beat, Session, open_session, silent
@@ -30,7 +31,8 @@ def train(folder: Path, recipe: Recipe, world: World, stop: Stop, beat: Beat = s
         session = open_session(recipe, folder, world, beat)
         session.memory = memory
         _log_start(session, time.perf_counter() - started)
-        finished = train_steps(session, stop)
+        with settled_heap():
+            finished = train_steps(session, stop)
     if finished:
         seconds = round(time.perf_counter() - started, 1)
         session.log.write("end", steps=session.position.step, seconds=seconds, tokens=session.position.tokens)
