@@ -5,6 +5,7 @@ from __future__ import annotations
 from packtrain.config import Recipe
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve as resolve_values
+from packtrain.config.rule import Edits, Finding
 from packtrain.config.rules import check
 from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
@@ -25,7 +26,8 @@ def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[
     facts = gather_facts(recipe, processes)
     warnings = judge(recipe, facts)
     resolved = fill(recipe, facts)
-    return resolved, warnings + shortage(recipe, plan_resolved(resolved, facts))
+    short = shortage(recipe, plan_resolved(resolved, facts))
+    return resolved, warnings + [finding.sentence for finding in short]
 
 
 def judge(recipe: Recipe, facts: Facts) -> list[str]:
@@ -37,23 +39,26 @@ def judge(recipe: Recipe, facts: Facts) -> list[str]:
     findings = check(recipe, facts)
     for finding in findings:
         if finding.severity == "error":
-            raise UserError(finding.rule, finding.message, finding.mend)
-    return [f"{finding.rule}: {finding.message}; {finding.mend}." for finding in findings]
+            raise UserError(finding.setting, finding.message, finding.mend)
+    return [finding.sentence for finding in findings]
 
 
-def shortage(asked: Recipe, made: Plan) -> list[str]:
+def shortage(asked: Recipe, made: Plan) -> list[Finding]:
     """What the plan of a resolved recipe says against starting it: a plan may be wrong, so it is a warning."""
     if made.fits:
         return []
     kind = "GPU" if made.facts.device == "cuda" else "process"
     if not made.host_fits:
         needed, there = max(made.host.training, made.host.loading), float(made.facts.host_memory)
-        what = f"the node needs {needed / _GIB:.1f} GiB of host memory and has {there / _GIB:.1f}"
+        rule, what = "host-memory", f"the node needs {needed / _GIB:.1f} GiB of host memory and has {there / _GIB:.1f}"
     else:
         what = f"a {kind} needs {made.peak.total / _GIB:.1f} GiB, and {made.limit / _GIB:.1f} may be filled"
-    found = remedies(asked, made.facts)[:SHOWN]
-    helping = ", ".join(f"{remedy.setting} ({remedy.total / _GIB:.1f} GiB)" for remedy in found)
-    return [f"plan: {what}; {f'what would fit: {helping}' if helping else 'see `packtrain plan`'}."]
+        rule = "memory"
+    found = remedies(asked, made.facts)
+    helping = ", ".join(f"{remedy.setting} ({remedy.total / _GIB:.1f} GiB)" for remedy in found[:SHOWN])
+    mend = f"what would fit: {helping}" if helping else "see `packtrain plan`"
+    edits: Edits = next((remedy.edits for remedy in found if remedy.edits), {})
+    return [Finding(rule, "plan", "warning", what, mend, edits)]
 
 
 def fill(recipe: Recipe, facts: Facts) -> Recipe:
