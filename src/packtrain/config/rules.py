@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from packtrain.config.facts import Facts
 from packtrain.config.host_rules import HOST_RULES
 from packtrain.config.method_rules import METHOD_RULES, at_most, virtual_tokens
@@ -210,10 +212,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check(recipe: Recipe, facts: Facts) -> list[Finding]:
+def check(recipe: Recipe, facts: Facts, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """Every rule that ``recipe`` breaks on this machine, errors first."""
     findings = []
-    for rule in RULES:
+    for rule in rules:
         broken = rule.check(recipe, facts)
         if broken is not None:
             findings.append(Finding(rule.id, rule.setting, rule.severity, broken.message, broken.mend, broken.edits))
