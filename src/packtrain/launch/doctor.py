@@ -16,7 +16,7 @@ from packtrain.config.rule import Finding
 from packtrain.config.rules import check, worst_first
 from packtrain.errors import UserError
 from packtrain.launch.disk_space import disk_shortage
-from packtrain.launch.facts import gather_facts, visible_gpus
+from packtrain.launch.facts import gather_facts, num_processes, usable_gpus
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.host import gather_host
 from packtrain.launch.ports import taken_port
@@ -32,14 +32,19 @@ T = TypeVar("T")
 
 def examine_machine() -> list[Finding]:
     """What this machine lacks for any run."""
-    gpus = visible_gpus()
-    facts = Facts(
-        processes=max(gpus, 1), local_processes=max(gpus, 1), device="cuda" if gpus else "cpu", num_gpus=gpus, memory=0,
-        bf16=True, num_cores=len(os.sched_getaffinity(0)), model=ModelFacts(0, 0, 0, 0, 0, None), host=gather_host(),
-    )  # fmt: skip
     any_recipe = build_recipe({"model": {"path": "demo"}, "data": {"train": ["samsum_mini"]}})
     port = taken_port()
-    return worst_first(check(any_recipe, facts, HOST_RULES) + ([port] if port else []))
+    return worst_first(_machine_findings(any_recipe) + ([port] if port else []))
+
+
+def _machine_findings(recipe: Recipe) -> list[Finding]:
+    """What this machine lacks for a recipe, whatever its model."""
+    gpus, processes = usable_gpus(recipe), num_processes(recipe)
+    facts = Facts(
+        processes=processes, local_processes=processes, device="cuda" if gpus else "cpu", num_gpus=gpus, memory=0,
+        bf16=True, num_cores=len(os.sched_getaffinity(0)), model=ModelFacts(0, 0, 0, 0, 0, None), host=gather_host(),
+    )  # fmt: skip
+    return check(recipe, facts, HOST_RULES)
 
 
 def examine(asked: Recipe) -> list[Finding]:
@@ -66,7 +71,7 @@ class Look:
         recipe = self.recipe
         self.facts = _tried(found, "model", lambda: replace(gather_facts(recipe, planned=True), host=gather_host()))
         if self.facts is None:
-            return found
+            return found + _machine_findings(recipe)
         found += check(recipe, self.facts)
         if any(finding.severity == "error" for finding in found):
             return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from packtrain.config import Recipe
+from packtrain.config.edits import with_edits
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve as resolve_values
 from packtrain.config.rule import Edits, Finding
-from packtrain.config.rules import check
+from packtrain.config.rules import check, first_error
 from packtrain.errors import UserError
 from packtrain.launch.facts import gather_facts
 from packtrain.plan.rank import rank
@@ -57,8 +58,16 @@ def shortage(asked: Recipe, made: Plan) -> list[Finding]:
     found = remedies(asked, made.facts)
     helping = ", ".join(f"{remedy.setting} ({remedy.total / _GIB:.1f} GiB)" for remedy in found[:SHOWN])
     mend = f"what would fit: {helping}" if helping else "see `packtrain plan`"
-    edits: Edits = next((remedy.edits for remedy in found if remedy.edits), {})
+    edits = next((remedy.edits for remedy in found if _helps(remedy.edits, asked, made.facts)), {})
     return [Finding(rule, "plan", "warning", what, mend, edits)]
+
+
+def _helps(edits: Edits, asked: Recipe, facts: Facts) -> bool:
+    """Whether settings alone make a recipe fit, in the host's memory too."""
+    if not edits:
+        return False
+    changed = with_edits(asked, edits)
+    return not first_error(changed, facts) and plan_resolved(fill(changed, facts), facts).fits
 
 
 def fill(recipe: Recipe, facts: Facts) -> Recipe:
