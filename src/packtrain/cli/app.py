@@ -199,7 +199,7 @@ def plan(
 @app.command()
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file (YAML); none: the machine alone.")
+        str | None, typer.Argument(metavar="RECIPE", help="A recipe file (YAML); none: the machine alone.")
     ] = None,
     overrides: Overrides = None,
     fix: Annotated[

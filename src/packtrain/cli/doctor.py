@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ERRORS_FOUND = 1
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def run_doctor(recipe_path: str | None, overrides: Sequence[str], fix: bool, as_json: bool) -> int:
@@ -105,7 +105,7 @@ def _closing(findings: Sequence[Finding], tried: bool) -> str:
     if tried:
         text += "; --fix cannot mend the rest"
     elif fixable:
-        text += f"; --fix mends {fixable} of them in the recipe"
+        text += f"; --fix can mend {fixable} of them"
     return text if counts["error"] else f"nothing stands in the way of this run ({text})"
 
 

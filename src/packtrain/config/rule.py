@@ -10,8 +10,8 @@ from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+Severity = Literal["error", "warning"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning")
 Fix = Literal["yes", "sometimes", "no"]
 Edits = dict[str, Any]
 """Dotted keys of a recipe and their new values; None: the key is left out."""

@@ -16,6 +16,8 @@ from packtrain.plan.report import Plan, plan_resolved
 
 SHOWN = 3
 _GIB = 2**30
+_LEARNED = ("method.", "data.")
+"""Settings that a shortage of memory is no reason to change unasked."""
 
 
 def resolve(recipe: Recipe, processes: int | None = None) -> tuple[Recipe, list[str]]:
@@ -63,8 +65,8 @@ def shortage(asked: Recipe, made: Plan) -> list[Finding]:
 
 
 def _helps(edits: Edits, asked: Recipe, facts: Facts) -> bool:
-    """Whether settings alone make a recipe fit, in the host's memory too."""
-    if not edits:
+    """Whether settings make a recipe fit, in the host's memory too, and leave what is learned as it is."""
+    if not edits or any(key.startswith(_LEARNED) for key in edits):
         return False
     changed = with_edits(asked, edits)
     return not first_error(changed, facts) and plan_resolved(fill(changed, facts), facts).fits

@@ -97,7 +97,7 @@ def test_what_is_found_is_named_with_its_mend(model: Path, here: Path, capsys: p
     assert lines[1].strip() == "-> lower train.micro_batch_size or raise train.batch_size"
     levels = [line.split()[0] for line in lines[:-2:2]]
     assert levels == ["error", "error", "warning", "warning"]
-    assert lines[-1] == "2 errors, 2 warnings; --fix mends 4 of them in the recipe"
+    assert lines[-1] == "2 errors, 2 warnings; --fix can mend 4 of them"
 
 
 def test_warnings_alone_are_0(model: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_warnings_alone_are_0(model: Path, here: Path, capsys: pytest.CaptureFix
     words = ("parallel.strategy=ddp",)
     status, out, _ = doctor(recipe, *words, capsys=capsys)
     assert status == 0 and out.startswith("warning  batch-size  train.batch_size: ")
-    assert out.endswith("nothing stands in the way of this run (1 warning; --fix mends 1 of them in the recipe)\n")
+    assert out.endswith("nothing stands in the way of this run (1 warning; --fix can mend 1 of them)\n")
 
 
 @pytest.mark.parametrize(
