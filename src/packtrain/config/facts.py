@@ -74,8 +74,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Host:
-    """What lies under torch on this machine, as far as it can stop a run. Versions are empty where there is none, or
-    where it is not known.
+    """What lies under torch on this machine, as far as it can stop a run; by default nothing does. Versions are empty
+    where there is none, or where it is not known.
 
     Attributes:
         gpus: that the driver shows and CUDA_VISIBLE_DEVICES leaves. driver: its version.

@@ -48,7 +48,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
         gpu=gpu,
         host_memory=psutil.virtual_memory().total,
         rates=published(gpu),
-        host=None if planned else gather_host(),
+        host=None if planned else gather_host(several_nodes=processes > local),
     )
 
 

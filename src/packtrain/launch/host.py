@@ -14,18 +14,18 @@ from pathlib import Path
 
 from packtrain.config.facts import Host
 from packtrain.launch.gpus import visible
-from packtrain.launch.nvml import Driver, look
+from packtrain.launch.nvml import look
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def gather_host(driver: Driver | None = None) -> Host:
+def gather_host(several_nodes: bool = False) -> Host:
     """Look at the machine; takes a fraction of a second.
 
     Args:
-        driver: what ``nvml.look`` found already.
+        several_nodes: whether other nodes must find this one, so that its name is looked up.
     """
-    driver = look() if driver is None else driver
+    driver = look()
     return Host(
         gpus=len(visible([(device.id, 0) for device in driver.devices])) if driver.devices else 0,
         driver=driver.version,
@@ -34,11 +34,11 @@ def gather_host(driver: Driver | None = None) -> Host:
         nccl=_loaded_nccl(),
         torch_nccl=_own_nccl(),
         c_compiler=_program("CC", "gcc", "clang"),
-        cxx_compiler=_program("CXX", "g++", "clang++"),
-        python_headers=(Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+        cxx_compiler=_program("CXX", "g++", "c++", "clang++"),
+        python_headers=any((Path(folder) / "Python.h").is_file() for folder in _include_folders()),
         shared_memory=shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0,
         bitsandbytes=find_spec("bitsandbytes") is not None,
-        resolves="GLOO_SOCKET_IFNAME" in os.environ or _resolves(socket.gethostname()),
+        resolves=not several_nodes or "GLOO_SOCKET_IFNAME" in os.environ or _resolves(socket.gethostname()),
     )
 
 
@@ -66,13 +66,18 @@ def _loaded_nccl() -> str:
     torch = sys.modules.get("torch")
     if torch is None or not torch.version.cuda or not torch.distributed.is_nccl_available():
         return ""
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, torch.cuda.nccl.version()[:3]))
 
 
 def _program(variable: str, *names: str) -> bool:
     """Whether there is a compiler: the one that the environment names, or else any of these."""
     named = os.environ.get(variable, "").split()
     return any(shutil.which(name) for name in (named[:1] or names))
+
+
+def _include_folders() -> list[str]:
+    named = ":".join(os.environ.get(name, "") for name in ("CPATH", "C_INCLUDE_PATH"))
+    return [sysconfig.get_path("include"), *filter(None, named.split(":"))]
 
 
 def _resolves(name: str) -> bool:

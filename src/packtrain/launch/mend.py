@@ -12,6 +12,7 @@ from packtrain.config.rule import Finding
 from packtrain.errors import UserError
 from packtrain.launch.doctor import Look
 from packtrain.launch.recipe_edits import edited, read_exactly, replace_recipe
+from packtrain.launch.start import adopted
 
 ROUNDS = 20
 """One mend may bring up the next; no recipe needs so many."""
@@ -70,8 +71,8 @@ def _round(text: str, path: Path) -> tuple[str, list[Finding]]:
             continue
         try:
             made = edited(text, finding.edits)
-            _parsed(made, path)
-        except UserError:  # these settings are elsewhere: it stays among what is found afterwards
+            adopted(_parsed(made, path))
+        except UserError:  # the setting is another file's: it stays among what is found afterwards
             continue
         if made != text:
             text, taken = made, taken | finding.edits.keys()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import stat
 from difflib import SequenceMatcher
@@ -47,6 +49,8 @@ def replace_recipe(path: Path, before: str, after: str) -> None:
     """
     real = path.resolve()
     try:
+        if not os.access(real, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if read_exactly(real) != before:
             raise UserError(str(path), "has changed in the meantime", "run the command again")
         write_text(real, after, stat.S_IMODE(real.stat().st_mode))

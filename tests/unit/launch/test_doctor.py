@@ -253,6 +253,20 @@ def test_fix_says_what_it_cannot_mend(model: Path, here: Path, capsys: pytest.Ca
     assert doctor("r.yaml", "--fix", capsys=capsys)[1].endswith("2 errors; --fix cannot mend the rest\n")
 
 
+def test_what_another_file_says_is_not_overruled(model: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe would contradict its DeepSpeed JSON, and no run would start."""
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}')
+    deepspeed = {"strategy": "deepspeed", "deepspeed_config": "ds.json", "recompute": "auto", "compile": "auto"}
+    recipe = written(model, parallel=deepspeed, train={"batch_size": 7, "micro_batch_size": 1, "max_grad_norm": None},
+                     launch={"processes": 2})  # fmt: skip
+    text = Path(recipe).read_text()
+    status, by_rule = found(recipe, capsys=capsys)
+    assert status == 1 and by_rule["zero-offload"]["edits"] == {"parallel.zero_stage": 3}, by_rule
+    status, out, _ = doctor(recipe, "--fix", capsys=capsys)
+    assert status == 1 and "error    zero-offload" in out and "--fix cannot mend the rest" in out
+    assert Path(recipe).read_text() == text.replace("batch_size: 7", "batch_size: 8")
+
+
 def test_fix_writes_nothing_that_is_no_recipe(
     model: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,14 +82,22 @@ def test_compilers_are_those_that_the_environment_names(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    assert not gather_host(Driver()).c_compiler and not gather_host(Driver()).cxx_compiler
+    assert not gather_host().c_compiler and not gather_host().cxx_compiler
     for name in ("clang", "mine"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("CXX", "mine -O2")
-    assert gather_host(Driver()).c_compiler and gather_host(Driver()).cxx_compiler
+    assert gather_host().c_compiler and gather_host().cxx_compiler
     monkeypatch.setenv("CXX", "not-there")
-    assert not gather_host(Driver()).cxx_compiler
+    assert not gather_host().cxx_compiler
+
+
+def test_python_s_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path / "nowhere"))
+    assert not gather_host().python_headers
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CPATH", f"/nowhere:{tmp_path}")
+    assert gather_host().python_headers
 
 
 def test_versions_are_read_off_torch_s_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,11 +105,11 @@ def test_versions_are_read_off_torch_s_files(monkeypatch: pytest.MonkeyPatch, tm
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr(module, "find_spec", lambda name: spec)
     monkeypatch.setattr(module, "requires", lambda _: ["numpy", 'nvidia-nccl-cu12==2.27.5; platform_system == "Linux"'])
-    found = gather_host(Driver())
+    found = gather_host()
     assert (found.torch_cuda, found.torch_nccl) == ("12.8", "2.27.5")
     (tmp_path / "version.py").write_text("cuda: Optional[str] = None\n")
     monkeypatch.setattr(module, "requires", lambda _: None)
-    found = gather_host(Driver())
+    found = gather_host()
     assert (found.torch_cuda, found.torch_nccl) == ("", "")
 
 
@@ -111,9 +119,9 @@ def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert not gather_host(Driver()).resolves
+    assert gather_host().resolves and not gather_host(several_nodes=True).resolves
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    assert gather_host(Driver()).resolves
+    assert gather_host(several_nodes=True).resolves
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,15 @@ def test_a_link_stays_and_so_do_permissions(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link.yaml", "real.yaml", "sub"]
 
 
+def test_a_file_that_may_not_be_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("a: 1\n")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=r"cannot be written \(Permission denied\)"):
+        replace_recipe(file, "a: 1\n", "a: 2\n")
+    assert file.read_text() == "a: 1\n"
+
+
 def test_a_file_that_changed_meanwhile_is_left(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     file.write_text("a: 3\n")
