@@ -7,6 +7,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from packtrain.config import Recipe, load_recipe
+from packtrain.config.edits import with_edits
 from packtrain.config.load import parse_recipe
 from packtrain.config.rule import Finding
 from packtrain.errors import UserError
@@ -69,15 +70,23 @@ def _round(text: str, path: Path) -> tuple[str, list[Finding]]:
     for finding in Look(_parsed(text, path)).settings():
         if not finding.edits or taken & finding.edits.keys():
             continue
-        try:
-            made = edited(text, finding.edits)
-            adopted(_parsed(made, path))
-        except UserError:  # the setting is another file's: it stays among what is found afterwards
-            continue
+        made = _mended(text, finding, path)
         if made != text:
             text, taken = made, taken | finding.edits.keys()
             mended.append(finding)
     return text, mended
+
+
+def _mended(text: str, finding: Finding, path: Path) -> str:
+    """The text with one mend; as it was where that is another file's to change, or would change anything else."""
+    try:
+        made = edited(text, finding.edits)
+        recipe = _parsed(made, path)
+        adopted(recipe)
+    except UserError:  # it stays among what is found afterwards
+        return text
+    wanted = with_edits(_parsed(text, path), finding.edits)
+    return made if recipe.model_dump() == wanted.model_dump() else text
 
 
 def _parsed(text: str, path: Path) -> Recipe:

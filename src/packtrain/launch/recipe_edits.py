@@ -26,7 +26,8 @@ def edited(text: str, edits: Edits) -> str:
     """A recipe's text with some settings changed; None leaves a key out, and its section where that is then empty.
 
     Raises:
-        UserError: a setting lies in what is no mapping, such as a DeepSpeed JSON that is a file.
+        UserError: a setting lies in what is no mapping, such as a DeepSpeed JSON that is a file; or the text is no
+            YAML 1.2.
     """
     if text.startswith(_BOM):
         return _BOM + edited(text.removeprefix(_BOM), edits)
@@ -66,15 +67,21 @@ def read_exactly(path: Path) -> str:
 
 def _load(text: str) -> tuple[Any, Any]:
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
     from ruamel.yaml.util import load_yaml_guess_indent
 
     writer = YAML()
     writer.preserve_quotes = True
     writer.width = 1 << 16
-    _, _, offset = load_yaml_guess_indent(text)
+    try:
+        _, _, offset = load_yaml_guess_indent(text)
+        document = writer.load(text)
+    except YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError("--fix", f"the recipe is not YAML 1.2 ({reason})", "change it by hand") from error
     found = _KEY_IN_SECTION.search(text)
     writer.indent(mapping=len(found[1]) if found else 2, sequence=(offset or 0) + 2, offset=offset or 0)
-    return writer, writer.load(text)
+    return writer, document
 
 
 def _dumped(writer: Any, document: Any) -> str:

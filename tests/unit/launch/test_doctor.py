@@ -267,14 +267,15 @@ def test_what_another_file_says_is_not_overruled(model: Path, here: Path, capsys
     assert Path(recipe).read_text() == text.replace("batch_size: 7", "batch_size: 8")
 
 
-def test_fix_writes_nothing_that_is_no_recipe(
+def test_fix_writes_nothing_but_the_mends(
     model: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = faulty(model)
     text = file.read_text()
-    monkeypatch.setattr(mend, "edited", lambda text, _: text + "odd: 1\n")
-    status, out, _ = doctor(str(file), "--fix", capsys=capsys)
-    assert status == 1 and file.read_text() == text and out.endswith("--fix cannot mend the rest\n")
+    for added in ("odd: 1\n", "log: {every: 7}\n"):  # no recipe; and a recipe with a change that nobody asked for
+        monkeypatch.setattr(mend, "edited", lambda text, _, added=added: text + added)
+        status, out, _ = doctor(str(file), "--fix", capsys=capsys)
+        assert status == 1 and file.read_text() == text and out.endswith("--fix cannot mend the rest\n")
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ def test_a_setting_inside_a_file_s_name_is_not_edited() -> None:
         edited("parallel: {deepspeed_config: ds.json}\n", {"parallel.deepspeed_config.zero_optimization.a": 1})
 
 
+def test_yaml_of_another_kind_is_not_edited() -> None:
+    with pytest.raises(UserError, match=r"--fix: the recipe is not YAML 1\.2"):
+        edited("a: @x\n", {"a": 1})
+
+
 def test_a_link_stays_and_so_do_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "sub" / "link.yaml"
     link.parent.mkdir()
