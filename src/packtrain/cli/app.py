@@ -202,6 +202,26 @@ def plan(
 
 
 @app.command()
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A recipe file (YAML); none: the machine alone.")
+    ] = None,
+    overrides: Overrides = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write the mends into the recipe and show the difference.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Say what would stop a run on this machine, and what mends it.
+
+    The rules, memory, disk, a sample of the data, driver, compilers. Exit status 1: an error was found.
+    """
+    from packtrain.cli.doctor import run_doctor
+
+    return run_doctor(recipe, overrides or [], fix, as_json)
+
+
+@app.command()
 def kubernetes(
     recipe: RecipePath,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Pods.")],

@@ -75,6 +75,40 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What lies under torch on this machine, as far as it can stop a run; by default nothing does. Versions are empty
+    where there is none, or where it is not known.
+
+    Attributes:
+        gpus: that the driver shows and CUDA_VISIBLE_DEVICES leaves. driver: its version.
+        driver_cuda: the newest CUDA that the driver runs. torch_cuda: the one that torch was built for.
+        nccl: the one that torch has loaded. torch_nccl: the one that it came with.
+        c_compiler, cxx_compiler: whether there is one. python_headers: what they need besides to build for Python.
+        shared_memory: bytes of /dev/shm.
+        bitsandbytes: whether the package is installed.
+        resolves: whether the host's own name has an address, or an interface is named for gloo.
+    """
+
+    gpus: int = 0
+    driver: str = ""
+    driver_cuda: str = ""
+    torch_cuda: str = ""
+    nccl: str = ""
+    torch_nccl: str = ""
+    c_compiler: bool = True
+    cxx_compiler: bool = True
+    python_headers: bool = True
+    shared_memory: int = 2**36
+    bitsandbytes: bool = True
+    resolves: bool = True
+
+    @property
+    def builds_kernels(self) -> bool:
+        """Whether Triton has what it needs to compile for a GPU."""
+        return self.c_compiler and self.python_headers
+
+
+@dataclass(frozen=True)
 class Facts:
     """The processes a run gets, and this machine.
 
@@ -86,6 +120,7 @@ class Facts:
         deepspeed: whether the package is installed.
         gpu: the driver's name for the GPU. host_memory: bytes of one node; 0: not looked at.
         rates: measured on this machine, or published; None: not known, no speed is predicted.
+        host: None: not looked at, as in a plan.
     """
 
     processes: int
@@ -100,3 +135,4 @@ class Facts:
     gpu: str = ""
     host_memory: int = 0
     rates: Rates | None = None
+    host: Host | None = None

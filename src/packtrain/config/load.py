@@ -43,20 +43,30 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: the file is missing or not YAML, a key is unknown, or a value is wrong.
     """
-    path = Path(path)
-    text = read_text(path)
+    return parse_recipe(read_text(Path(path)), overrides, str(path))
+
+
+def parse_recipe(text: str, overrides: Sequence[str] = (), source: str = "recipe") -> Recipe:
+    """The recipe that a YAML text says, with ``key.path=value`` words applied to it.
+
+    Args:
+        source: the file that the text is from.
+
+    Raises:
+        UserError: as ``load_recipe``.
+    """
     try:
         values = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}", f"not valid YAML: {error.problem}", "mend that line") from error
+        raise UserError(f"{source}:{line}", f"not valid YAML: {error.problem}", "mend that line") from error
     except yaml.YAMLError as error:
-        raise UserError(str(path), f"not valid YAML: {error}", "save it as UTF-8 text") from error
+        raise UserError(source, f"not valid YAML: {error}", "save it as UTF-8 text") from error
     if values is None:
-        raise UserError(str(path), "the recipe is empty", "give at least model.path and data.train")
+        raise UserError(source, "the recipe is empty", "give at least model.path and data.train")
     if not isinstance(values, dict):
-        raise UserError(str(path), f"a recipe is a mapping, this is a {type(values).__name__}", "start with `model:`")
-    return build_recipe(values, overrides, source=str(path), lines=_line_numbers(text))
+        raise UserError(source, f"a recipe is a mapping, this is a {type(values).__name__}", "start with `model:`")
+    return build_recipe(values, overrides, source=source, lines=_line_numbers(text))
 
 
 def build_recipe(

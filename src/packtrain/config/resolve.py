@@ -67,7 +67,8 @@ def _resolve_parallel(recipe: Recipe, facts: Facts) -> None:
     if parallel.shard_size == "auto":
         parallel.shard_size = facts.processes if parallel.strategy == "fsdp" else 1
     if parallel.compile == "auto":
-        parallel.compile = facts.device == "cuda" and parallel.zero_stage != 3
+        possible = facts.host is None or facts.host.builds_kernels
+        parallel.compile = facts.device == "cuda" and parallel.zero_stage != 3 and possible
 
 
 def zero_stage(recipe: Recipe, facts: Facts) -> Literal[0, 1, 2, 3]:

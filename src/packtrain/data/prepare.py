@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -52,17 +52,7 @@ def prepare_data(
     Raises:
         UserError: a data set is missing or malformed, or no row of it can be used.
     """
-    config_file = Path(tokenizer_path) / "config.json"
-    tokenizer = load_tokenizer(tokenizer_path)
-    check_vocabulary(tokenizer, config_file)
-    added, vocabulary = added_tokens(tokenizer_path, add_tokens), vocabulary_size(config_file)
-    if added and vocabulary is not None:
-        vocabulary = max(vocabulary, added.end)
-    if added:
-        tokenizer = load_tokenizer(tokenizer_path, add_tokens)
-    template, warning = choose_template(data.template, tokenizer)
-    job = Job(parts_of(tokenizer), template, max_length, data.overlong, data.train_on)
-    build = _Builder(data, job, tokenizer, vocabulary, progress)
+    build = Builder.of(data, tokenizer_path, max_length, add_tokens, progress)
     train, reports = build.part(data.train, "train")
     held_out: TokenStore | None = None
     if isinstance(data.eval, list):
@@ -73,9 +63,8 @@ def prepare_data(
     report = DataReport(reports, max_length, data.packing)
     report.train = length_report(train, max_length, data.packing)
     report.eval = length_report(held_out, max_length, data.packing) if held_out else None
-    report.warnings = [warning] if warning else []
-    report.warnings += [text for dataset in reports for text in dataset.all_warnings()]
-    return PreparedData(train, held_out, report, template)
+    report.warnings = build.warnings + [text for dataset in reports for text in dataset.all_warnings()]
+    return PreparedData(train, held_out, report, build.template)
 
 
 def hold_out(store: TokenStore, share: float, seed: int) -> tuple[TokenStore, TokenStore]:
@@ -97,26 +86,53 @@ def _hashes(count: int, seed: int) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-class _Builder:
-    """Encodes one part of the data (train or eval) into one cached store."""
+class Builder:
+    """Encodes one part of the data (train or eval) into one store.
+
+    Args:
+        vocabulary: rows of the model's embedding; None: not known. warnings: about the template.
+        sampled: whether a data set's first rows stand for all of them.
+    """
 
     def __init__(
-        self, data: DataSection, job: Job, tokenizer: Any, vocabulary: int | None, progress: Progress | None
-    ) -> None:
+        self, data: DataSection, job: Job, tokenizer: Any, vocabulary: int | None, warnings: list[str],
+        progress: Progress | None = None, sampled: bool = False,
+    ) -> None:  # fmt: skip
         self._data, self._job, self._tokenizer, self._progress = data, job, tokenizer, progress
-        self._vocabulary = vocabulary
+        self._vocabulary, self._sampled = vocabulary, sampled
         self._workers = usable_cores() if data.workers == "auto" else int(data.workers)
+        self.warnings, self.template = warnings, job.template
+
+    @classmethod
+    def of(
+        cls, data: DataSection, tokenizer_path: Path, max_length: int, add_tokens: Sequence[str],
+        progress: Progress | None = None, sampled: bool = False,
+    ) -> Self:  # fmt: skip
+        """For the data and the tokenizer of a recipe; arguments and errors as of ``prepare_data``."""
+        config_file = Path(tokenizer_path) / "config.json"
+        tokenizer = load_tokenizer(tokenizer_path)
+        check_vocabulary(tokenizer, config_file)
+        added, vocabulary = added_tokens(tokenizer_path, add_tokens), vocabulary_size(config_file)
+        if added and vocabulary is not None:
+            vocabulary = max(vocabulary, added.end)
+        if added:
+            tokenizer = load_tokenizer(tokenizer_path, add_tokens)
+        template, warning = choose_template(data.template, tokenizer)
+        job = Job(parts_of(tokenizer), template, max_length, data.overlong, data.train_on)
+        return cls(data, job, tokenizer, vocabulary, [warning] if warning else [], progress, sampled)
+
+    def sources(self, datasets: Sequence[Dataset]) -> list[Source]:
+        """Where the rows of some data sets come from."""
+        return [find_source(dataset, self._data.format, self._tokenizer) for dataset in datasets]
 
     def part(self, datasets: Sequence[Dataset], name: str) -> tuple[TokenStore, list[DatasetReport]]:
-        """The store of some data sets and a report for each."""
-        sources = [find_source(dataset, self._data.format, self._tokenizer) for dataset in datasets]
+        """The store of some data sets, from the cache where it is there, and a report for each."""
+        sources = self.sources(datasets)
         root = data_root(self._data.cache)
         files = [file for source in sources for file in source.files]
         folder = root / data_key(root, files, self._settings(sources))
-        build_once(folder, lambda folder: self._build(folder, sources))
-        values = orjson.loads((folder / REPORT).read_bytes())
-        reports = [replace(dataset_from_json(entry), part=name) for entry in values]
-        return TokenStore.open(folder), reports
+        build_once(folder, lambda folder: self.build(folder, sources))
+        return TokenStore.open(folder), read_reports(folder, name)
 
     def _settings(self, sources: Sequence[Source]) -> dict[str, Any]:
         job = asdict(replace(self._job, rendered=frozenset()))
@@ -127,7 +143,8 @@ class _Builder:
         ]
         return {"job": job, "sources": entries, "vocabulary": self._vocabulary}
 
-    def _build(self, folder: Path, sources: Sequence[Source]) -> None:
+    def build(self, folder: Path, sources: Sequence[Source]) -> None:
+        """Make the store of some sources, with their reports in it."""
         while True:
             try:
                 return self._write(folder, sources)
@@ -147,7 +164,7 @@ class _Builder:
                     done += encoded.counts["read"]
                     if self._progress:
                         self._progress(done, None)
-                _require_rows(report)
+                _require_rows(report, "first " if self._sampled else "")
             writer.attach(REPORT, orjson.dumps([asdict(report) for report in reports]))
 
     def _check_ids(self, encoded: Encoded) -> None:
@@ -162,13 +179,19 @@ class _Builder:
         raise UserError(encoded.where(int(encoded.rows.numbers[row])), what, "tokenise with the model's own tokenizer")
 
 
-def _require_rows(report: DatasetReport) -> None:
+def read_reports(folder: Path, part: str) -> list[DatasetReport]:
+    """What was kept in a store about the data sets that it was made of."""
+    values = orjson.loads((folder / REPORT).read_bytes())
+    return [replace(dataset_from_json(entry), part=part) for entry in values]
+
+
+def _require_rows(report: DatasetReport, which: str) -> None:
     if report.kept:
         return
     if not report.read:
         raise UserError(f"data set '{report.name}'", "it has no rows", "give a file with at least one row")
     where, reason = report.dropped[0]
-    what = f"none of the {report.read} rows of '{report.name}' can be used, the first because: {reason}"
+    what = f"none of the {which}{report.read} rows of '{report.name}' can be used, the first because: {reason}"
     raise UserError(where, what, _mend(reason))
 
 

@@ -12,6 +12,7 @@ import psutil
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.launch.calibration import known_rates
+from packtrain.launch.host import gather_host
 from packtrain.launch.model_facts import model_facts, planned_model_facts
 from packtrain.models.locate import model_folder
 
@@ -21,7 +22,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
 
     Args:
         processes: the size of a group that exists already; None: as the recipe says.
-        planned: config.json of the model will do; nothing is trained.
+        planned: config.json of the model will do, and what lies under torch is not looked at; nothing is trained.
     """
     joined = processes is not None
     num_gpus = usable_gpus(recipe)
@@ -47,6 +48,7 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
         gpu=gpu,
         host_memory=psutil.virtual_memory().total,
         rates=known_rates(gpu, recipe, model, nodes=-(-processes // local)),
+        host=None if planned else gather_host(several_nodes=processes > local),
     )
 
 

@@ -256,11 +256,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """As ``write_json``, for text."""
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """As ``write_json``, for text. ``mode``: the file's permissions; None: as new files have them."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -35,7 +35,7 @@ class Gpu:
 
 def present() -> list[Gpu]:
     """The visible GPUs in nvidia-smi's order; none is touched."""
-    return [Gpu(index, name, used) for index, (name, used) in enumerate(_visible(_every()))]
+    return [Gpu(index, name, used) for index, (name, used) in enumerate(visible(_every()))]
 
 
 def _every() -> list[tuple[str, int]]:
@@ -53,7 +53,7 @@ def _every() -> list[tuple[str, int]]:
     return [(uuid, int(used) << 20 if used.isdigit() else 0) for uuid, used in rows]
 
 
-def _visible(every: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def visible(every: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Those that CUDA_VISIBLE_DEVICES names, in its order; a slice of a GPU stands for itself."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:

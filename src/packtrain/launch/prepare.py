@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,12 +12,12 @@ from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
 from packtrain.launch import group, native
+from packtrain.launch.disk_space import disk_shortage
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.folder import RunFolder, write_json, write_text
 from packtrain.launch.model_facts import model_facts
 from packtrain.launch.secrets import refuse_secrets
 from packtrain.models.locate import model_folder
-from packtrain.plan.disk import disk
 from packtrain.plan.report import plan_resolved
 
 
@@ -59,22 +58,9 @@ def prepare(recipe: Recipe) -> None:
 
 
 def _refuse_full_disk(recipe: Recipe, model: Path) -> None:
-    """Before anything is prepared: what the run will write must fit, less what it has written already."""
-    plan = disk(recipe, model_facts(model))
-    output = Path(recipe.output.folder).expanduser().absolute()
-    written = sum(path.stat().st_size for path in (output / recipe.output.name).rglob("*") if path.is_file())
-    there = next(path for path in (output, *output.parents) if path.exists())
-    needed, free = plan.total - written, shutil.disk_usage(there).free
-    if needed > free:
-        checkpoints = (
-            f"{plan.checkpoints} checkpoints of {_size(plan.checkpoint)}, a model of {_size(plan.final)}, logs"
-        )
-        what = f"{there} has {_size(free)} free, and the run will write {_size(needed)} there ({checkpoints})"
-        raise UserError("output.folder", what, "free some space, lower checkpoint.keep or give another folder")
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    """Before anything is prepared."""
+    if short := disk_shortage(recipe, model_facts(model)):
+        raise UserError(short.setting, short.message, short.mend)
 
 
 class _RowCount:

@@ -8,14 +8,15 @@ from pathlib import Path
 from packtrain.errors import UserError, nearest
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_WEIGHTS = "*.safetensors"
+_PATTERNS = ["*.json", _WEIGHTS, "*.jinja", "tokenizer.model", "*.txt"]
 
 
-def model_folder(path: str, config_only: bool = False) -> Path:
+def model_folder(path: str, config_only: bool = False, weights: bool = True) -> Path:
     """The folder of a model: ``demo`` (fetched once), a folder as it is, or a hub id (downloaded once).
 
     Args:
-        config_only: of a hub id only config.json is needed.
+        config_only: of a hub id only config.json is needed. weights: whether they are; else the tokenizer will do.
 
     Raises:
         UserError: nothing of that name, or a folder without config.json.
@@ -32,7 +33,8 @@ def model_folder(path: str, config_only: bool = False) -> Path:
     if folder.exists():
         raise UserError("model.path", f"{folder} is a file", "give the folder it lies in")
     if _HUB_ID.match(path) and not folder.is_absolute():
-        return _from_hub(path, ["config.json"] if config_only else _PATTERNS)
+        needed = _PATTERNS if weights else [pattern for pattern in _PATTERNS if pattern != _WEIGHTS]
+        return _from_hub(path, ["config.json"] if config_only else needed)
     near = (
         nearest(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()])
         if folder.parent.is_dir()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve
@@ -25,6 +28,12 @@ class Remedy:
 
     setting: str
     total: float
+
+    @property
+    def edits(self) -> dict[str, Any]:
+        """The words as dotted keys and values; empty of a number of GPUs."""
+        words = [word.partition("=") for word in self.setting.split()]
+        return {key: yaml.safe_load(value) for key, equals, value in words if equals}
 
 
 def remedies(recipe: Recipe, facts: Facts) -> list[Remedy]:

@@ -68,9 +68,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], Facts, tuple[str, str, 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_what_instead(name: str) -> None:
-    parallel, sections, facts, (rule, what, mend) = REFUSED[name]
+    parallel, sections, facts, (setting, what, mend) = REFUSED[name]
     found = [f for f in check(recipe(parallel, **sections), facts) if f.severity == "error"]
-    assert [f for f in found if f.rule == rule and what in f.message and mend in f.mend], found
+    assert [f for f in found if f.setting == setting and what in f.message and mend in f.mend], found
 
 
 def test_auto_takes_the_stage_that_sends_least() -> None:

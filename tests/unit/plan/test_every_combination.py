@@ -61,4 +61,4 @@ def holds_together(recipe: Recipe, machine: Facts) -> None:
     refused = [bool(one.refused) for one in made.candidates]
     assert refused == sorted(refused)
     warnings = shortage(recipe, plan_resolved(fill(recipe, machine), machine))
-    assert len(warnings) == (not made.fits) and not any("\n" in warning for warning in warnings)
+    assert len(warnings) == (not made.fits) and not any("\n" in warning.sentence for warning in warnings)
