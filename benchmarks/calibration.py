@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import results
 from shapes import shape_of
 
+PARTS = ("matmul", "attention", "memory", "host", "host_memory", "disk")
+
 
 def calibrate(model: Path, length: int) -> dict:
     """The command's JSON."""
@@ -45,9 +47,7 @@ def main() -> None:
     print(json.dumps(found), flush=True)
     if args.save:
         metrics = {
-            part: (rate, "FLOP/s" if part in ("matmul", "attention") else "bytes/s")
-            for part, rate in found["measured"].items()
-            if rate is not None
+            part: (found["rates"][part], "FLOP/s" if part in ("matmul", "attention") else "bytes/s") for part in PARTS
         }
         configuration = {"shape": shape_of(args.model), "length": args.length}
         command = "python benchmarks/calibration.py " + " ".join(sys.argv[1:])
