@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # A plan after calibration beside runs that it was not fitted to, on one GPU, through `packtrain train`.
-# Usage: plan_session.sh OUTPUT_FOLDER SHAPE (of benchmarks/shapes.py)
+# Usage: plan_session.sh OUTPUT_FOLDER SHAPE [NAMES]; SHAPE of benchmarks/shapes.py, NAMES a pattern of the runs to make.
+# No run is begun after $DEADLINE seconds.
 set -u
 out=$1
 shape=$2
+names=${3:-.}
 export PYTHONPATH=src:.:${PYTHONPATH:-} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PACKTRAIN_CACHE=/tmp/cache
 model=/tmp/$shape
 keep() { cp benchmarks/results.csv "$out/results.csv" 2>/dev/null; }
 [ -d $model ] || python3 benchmarks/shapes.py $shape $model 2>&1 | grep -i error
 python3 benchmarks/calibration.py $model --save "$shape calibration" 2>&1 | tee "$out/$shape.calibration.txt"
-speed() { timeout 150 python3 benchmarks/train_speed.py $model --steps 8 "$@" 2>&1 | tail -25 | cut -c1-2000 | tee -a "$out/$shape.txt"; keep; }
+speed() {
+    [[ $2 =~ $names && $SECONDS -le ${DEADLINE:-100000} ]] || return 0
+    timeout 150 python3 benchmarks/train_speed.py $model --steps 8 "$@" 2>&1 | tail -25 | cut -c1-2000 | tee -a "$out/$shape.txt"
+    keep
+}
 short="--rows 2048 --length 2048 --count 320"
 long="--rows 8192 --length 8192 --count 80"
 packed="--rows int(random.integers(60,340)) --count 4000"
