@@ -6,7 +6,9 @@ A measurement says how fast the parts of a step are at the shapes of one model; 
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -125,8 +127,21 @@ def known_rates(gpu: str, recipe: Recipe, model: ModelFacts, nodes: int) -> Rate
     if not kept:
         return published(gpu)
     wanted = shapes(recipe, model)
-    best = max(kept, key=lambda one: (one.shapes == wanted, _alike(one.shapes, wanted), one.date))
-    return best.rates(gpu, wanted)
+    return nearest(kept, wanted).rates(gpu, wanted)
+
+
+def nearest(kept: Sequence[Calibration], wanted: Shapes) -> Calibration:
+    """The measurement at these shapes, else of this model, else of the model most like it; the newest of equals.
+
+    Attention's rate hangs on the size of a head more than any rate does on the hidden size.
+    """
+
+    def fit(one: Calibration) -> tuple[bool, bool, bool, float, str]:
+        found = one.shapes
+        size = -abs(math.log(found.hidden / wanted.hidden))
+        return found == wanted, _alike(found, wanted), found.head_size == wanted.head_size, size, one.date
+
+    return max(kept, key=fit)
 
 
 def keep(gpu: str, made: Calibration) -> Path:

@@ -12,7 +12,7 @@ _SEEN = 0.99 * 2**30
 """Bytes that a driver shows for each gigabyte of a name: an H200 of 141 GB shows 139.8 GiB, an A100 of 80 GB 79.3."""
 NETWORK = 25e9
 """Bytes/s between nodes where nothing is known of them: 200 Gbit/s."""
-_HOST, _HOST_MEMORY = 40e9, 60e9
+_HOST, _HOST_MEMORY = 40e9, 124e9
 
 
 @dataclass(frozen=True)

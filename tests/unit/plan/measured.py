@@ -6,7 +6,7 @@ import csv
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from benchmarks.shapes import SHAPES
 from packtrain.config import Recipe, build_recipe
 from packtrain.config.facts import Facts, ModelFacts
 from packtrain.config.resolve import resolve
+from packtrain.launch.calibration import Calibration, nearest, shapes
+from packtrain.launch.calibration import Measured as MeasuredRates
 from packtrain.launch.model_facts import planned_model_facts
 from packtrain.plan.rates import published
 
@@ -45,7 +47,7 @@ def asked(**sections: dict[str, Any]) -> Recipe:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. ``gib``: the allocator's peak. ``tokens_per_second``: of a GPU."""
+    """One run. ``gib``: the allocator's peak. ``tokens_per_second``: of a GPU. ``facts``: with published rates."""
 
     name: str
     recipe: Recipe
@@ -58,16 +60,42 @@ class Measured:
 
 def measured() -> Iterator[Measured]:
     """Every run of ``packtrain train`` on one H200 whose peak was stored (benchmarks/train_speed.py)."""
-    runs: dict[tuple[str, ...], dict[str, float]] = {}
-    with RESULTS.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["hardware"] == "1 x NVIDIA H200" and row["tool"] == "packtrain":
-                key = row["benchmark"], row["commit"], row["configuration"]
-                runs.setdefault(key, {})[row["metric"]] = float(row["value"])
-    for (name, commit, configuration), found in runs.items():
+    for (name, commit, configuration, _), found in _rows().items():
         if "peak memory" in found:
             how = json.loads(configuration)
             yield _measured(f"{name} ({commit})", how, found)
+
+
+def calibrated(run: Measured) -> Facts:
+    """The facts of a run with the rates that a stored ``plan --calibrate`` gives a plan of it."""
+    wanted = shapes(run.recipe, run.facts.model)
+    return replace(run.facts, rates=nearest(_calibrations(), wanted).rates(run.facts.gpu, wanted))
+
+
+@cache
+def _calibrations() -> tuple[Calibration, ...]:
+    """Of benchmarks/calibration.py."""
+    found = []
+    for (_, _, configuration, date), rates in _rows().items():
+        if "matmul" in rates:
+            how = json.loads(configuration)
+            recipe = asked(data={"max_length": how["length"]})
+            at = shapes(recipe, of_shape(how["shape"]))
+            made = MeasuredRates(link=None, **rates)
+            found.append(Calibration(shapes=at, measured=made, num_gpus=1, host="a host", date=date, torch="2.11"))
+    return tuple(found)
+
+
+@cache
+def _rows() -> dict[tuple[str, str, str, str], dict[str, float]]:
+    """What was stored of Packtrain on one H200: (benchmark, commit, configuration, date) -> metrics."""
+    runs: dict[tuple[str, str, str, str], dict[str, float]] = {}
+    with RESULTS.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["hardware"] == "1 x NVIDIA H200" and row["tool"] == "packtrain":
+                key = row["benchmark"], row["commit"], row["configuration"], row["date"]
+                runs.setdefault(key, {})[row["metric"]] = float(row["value"])
+    return runs
 
 
 @cache
