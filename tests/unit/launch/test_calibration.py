@@ -135,14 +135,18 @@ def test_the_nearest_measurement_counts() -> None:
 
     kept(1e12, shapes=TINY, date="2026-12-03")
     kept(2e12, shapes=TINY.model_copy(update={"length": 64}), date="2026-12-02")
-    assert matmul() == 1e12  # the newest, of other shapes
+    assert matmul() == 1e12  # the newest of equals, of other shapes
+    kept(2.3e12, shapes=wanted.model_copy(update={"hidden": 1024, "head_size": 64}), date="2026-12-01")
+    assert matmul() == 2.3e12  # the closest hidden size
+    kept(2.6e12, shapes=wanted.model_copy(update={"hidden": 256}), date="2026-11-28")
+    assert matmul() == 2.6e12  # heads of the same size go before
     kept(3e12, shapes=wanted.model_copy(update={"length": 9000}), date="2026-12-01")
     assert matmul() == 3e12  # the same model
     kept(4e12, shapes=wanted, date="2026-11-30")
     assert matmul() == 4e12  # in rows of the same length
     kept(5e12, shapes=wanted, date="2026-11-29")
     assert matmul() == 5e12  # in place of the one before
-    assert len(json.loads(file_of(CARD).read_text())["calibrations"]) == 4
+    assert len(json.loads(file_of(CARD).read_text())["calibrations"]) == 6
     assert matmul(nodes=2) == matmul(gpu="NVIDIA H200 NVL") == published(CARD).matmul  # type: ignore[union-attr]
 
 
