@@ -25,6 +25,12 @@ class UserError(Exception):
         return type(self), (self.where, self.what, self.mend)
 
 
+def first_sentence(error: BaseException) -> str:
+    """Of what another library says, without its full stop; the error's name where it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].split(". ")[0].rstrip(". ")
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice closest in spelling to ``name``, or None where nothing is close."""
     matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)

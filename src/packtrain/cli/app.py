@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,13 +60,27 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         return _mistake(str(error))
     except _UsageError as error:
-        return _mistake(f"{error.format_message().rstrip('.')}; see `packtrain --help`.")  # type: ignore[attr-defined]
+        return _mistake(_misuse(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
         # Python flushes stdout once more at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _misuse(error: Any) -> str:
+    """One sentence for an argument that the command line does not take."""
+    from pydantic import ValidationError
+
+    place = error.ctx.command_path if error.ctx else "packtrain"
+    if isinstance(error.__cause__, ValidationError):  # typer checks values with pydantic, and leaves them out
+        from packtrain.config.load import expectation
+
+        fault = error.__cause__.errors(include_url=False)[0]
+        what = f"{fault['input']!r} is not allowed"
+        return str(UserError(f"{place} {error.param.opts[-1]}", what, f"give {expectation(fault)}"))
+    return f"{error.format_message().rstrip('.')}; see `{place} --help`."
 
 
 def _mistake(sentence: str) -> int:
@@ -188,10 +202,14 @@ def plan(
     """
     from packtrain.cli import plan as face
 
+    options = face.options(gpus, gpu, gpu_memory, nodes, host_memory)
     if history:
+        if recipe is not None or calibrate or every or not options.is_this:
+            raise UserError(
+                "packtrain plan --history", "is of past runs alone", "leave out all but --folder and --json"
+            )
         face.show_history(folder, as_json)
         return 0
-    options = face.options(gpus, gpu, gpu_memory, nodes, host_memory)
     if calibrate:
         from packtrain.cli.calibrate import run_calibration
 

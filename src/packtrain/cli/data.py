@@ -61,11 +61,11 @@ def print_report(console: Console, report: DataReport) -> None:
 
 
 def _max_length(recipe: Recipe, folder: Path) -> int:
+    from packtrain.models.model_config import read_model_config
+
     if recipe.data.max_length != "auto":
         return int(recipe.data.max_length)
-    config = json_module.loads((folder / "config.json").read_text())
-    config = {**config, **config.get("text_config", {})}
-    return auto_max_length(config.get("max_position_embeddings"))
+    return auto_max_length(read_model_config(folder / "config.json").max_position_embeddings)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Any:

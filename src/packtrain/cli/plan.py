@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from packtrain.config import load_recipe
 from packtrain.errors import UserError
 from packtrain.launch.machine import Machine, machine_facts, size
-from packtrain.launch.measured import history
+from packtrain.launch.measured import apart, history
 from packtrain.launch.resolve_recipe import judge
 from packtrain.launch.start import adopted
 from packtrain.plan.rank import Candidate
@@ -203,10 +203,8 @@ def show_history(folder: str, as_json: bool) -> None:
     for one in past:
         memory = [f"{value / _GIB:.2f}" for value in (one.planned_bytes, one.measured_bytes)]
         rates = [f"{value:,.0f}" if value else "" for value in (one.planned_rate, one.measured_rate)]
-        apart = _apart(one.planned_rate, one.measured_rate)
-        table.add_row(one.name, *memory, _apart(one.planned_bytes, one.measured_bytes), *rates, apart)
+        table.add_row(
+            one.name, *memory, apart(one.planned_bytes, one.measured_bytes), *rates,
+            apart(one.planned_rate, one.measured_rate),
+        )  # fmt: skip
     Console(highlight=False).print(table)
-
-
-def _apart(planned: float | None, measured: float | None) -> str:
-    return f"{planned / measured - 1:+.1%}" if planned and measured else ""

@@ -166,7 +166,7 @@ def expected(error: ValidationError) -> str:
 
 
 def _listed(faults: list[ErrorDetails]) -> str:
-    return listed(dict.fromkeys(_expectation(fault) for fault in faults))
+    return listed(dict.fromkeys(expectation(fault) for fault in faults))
 
 
 def _real_location(fault: ErrorDetails, values: Any) -> Location:
@@ -184,7 +184,8 @@ def _real_location(fault: ErrorDetails, values: Any) -> Location:
     return tuple(location)
 
 
-def _expectation(fault: ErrorDetails) -> str:
+def expectation(fault: ErrorDetails) -> str:
+    """What a setting takes, from what pydantic found wrong with another value."""
     context = fault.get("ctx", {})
     phrases = {
         "literal_error": lambda: str(context["expected"]).replace("'", ""),
@@ -202,6 +203,7 @@ def _expectation(fault: ErrorDetails) -> str:
         "string_type": lambda: "a text",
         "finite_number": lambda: "a finite number",
         "list_type": lambda: "a list",
+        "dict_type": lambda: "a mapping",
         "model_type": lambda: "a mapping",
         "model_attributes_type": lambda: "a mapping",
         "too_short": lambda: "at least one entry",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packtrain.config.facts import Facts
 from packtrain.config.rule import Broken, Rule
-from packtrain.config.schema import Recipe
+from packtrain.config.schema import MIN_LENGTH, Recipe
 
 
 def _freeze_what(recipe: Recipe, facts: Facts) -> Broken | None:
@@ -60,7 +60,7 @@ def _prefix_window(recipe: Recipe, facts: Facts) -> Broken | None:
     limit = window - virtual_tokens(recipe)
     if length == "auto" or length > limit:
         what = f"rows of {length} tokens push the prefix out of the model's sliding window of {window}"
-        shorter = at_most(limit)
+        shorter = at_most(recipe, limit)
         return Broken(what, f"{shorter.mend}, or method.type to lora", shorter.edits)
     return None
 
@@ -71,10 +71,11 @@ def virtual_tokens(recipe: Recipe) -> int:
     return 30 if tokens == "auto" else tokens
 
 
-def at_most(limit: int) -> Broken:
+def at_most(recipe: Recipe, limit: int) -> Broken:
     """The mend where rows of up to ``limit`` tokens fit, beside a prefix if there is one."""
-    if limit < 8:
-        return Broken("", "lower method.virtual_tokens")
+    if limit < MIN_LENGTH:
+        prefix = recipe.method.type == "prefix"
+        return Broken("", "lower method.virtual_tokens" if prefix else "choose a model of more positions")
     return Broken("", f"set data.max_length to at most {limit}", {"data.max_length": limit})
 
 

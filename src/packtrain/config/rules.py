@@ -185,7 +185,7 @@ def _too_long(recipe: Recipe, facts: Facts) -> Broken | None:
         what = f"max_length {length} and {virtual_tokens(recipe)} virtual tokens are past the {limit} positions of the"
         what, limit = f"{what} model", limit - virtual_tokens(recipe)
     if length > limit:
-        shorter = at_most(limit)
+        shorter = at_most(recipe, limit)
         return Broken(what, shorter.mend, shorter.edits)
     return None
 

@@ -15,6 +15,7 @@ Auto = Literal["auto"]
 FormatName = Literal["auto", "alpaca", "messages", "sharegpt", "prompt_completion", "text"]
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+MIN_LENGTH = 8  # tokens of a row
 
 
 class Section(BaseModel):
@@ -86,7 +87,7 @@ class DataSection(Section):
         description="Chat template: `auto` takes the tokenizer's own (`plain` where it has none), `plain`, `chatml`, "
         "or a .jinja file.",
     )
-    max_length: Auto | Annotated[int, Field(ge=8)] = Field(
+    max_length: Auto | Annotated[int, Field(ge=MIN_LENGTH)] = Field(
         "auto", description="Tokens of a row, or of a packed sequence. `auto`: 4096, or the model's own limit if lower."
     )
     overlong: Literal["drop", "truncate_prompt", "split", "error"] = Field(

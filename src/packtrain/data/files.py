@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from packtrain.errors import UserError, listed, nearest
+from packtrain.errors import UserError, first_sentence, listed, nearest
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1 << 20
@@ -180,9 +180,7 @@ def _parquet(path: Path) -> Iterator[Chunk]:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
-        raise UserError(
-            str(path), f"not a parquet file: {str(error).splitlines()[0]}", "write the file again"
-        ) from error
+        raise UserError(str(path), f"not a parquet file: {first_sentence(error)}", "write the file again") from error
     batches = (row for batch in file.iter_batches(CHUNK_ROWS) for row in batch.to_pylist())
     return value_chunks(str(path), enumerate(batches, 1))
 

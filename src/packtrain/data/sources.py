@@ -12,7 +12,7 @@ from packtrain.config.schema import Columns, Dataset, FormatName
 from packtrain.data.files import Chunk, Row, check_file, file_chunks, missing_file, place, value_chunks
 from packtrain.data.functions import function_chunks, is_function
 from packtrain.data.registry import MINIATURES, REGISTERED, Registered
-from packtrain.errors import UserError, listed, nearest
+from packtrain.errors import UserError, first_sentence, listed, nearest
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -125,12 +125,8 @@ def _hub(hub_id: str, split: str, name: str) -> Located:
     try:
         table = datasets.load_dataset(hub_id, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        what = f"{hub_id} (split {split}) could not be loaded: {_first_line(error)}"
+        what = f"{hub_id} (split {split}) could not be loaded: {first_sentence(error)}"
         mend = "check the id, the split and the connection, or download it and give the file's path"
         raise UserError(f"data set '{name}'", what, mend) from error
     chunks = lambda: value_chunks(name, enumerate(table, 1))  # noqa: E731
     return (), f"hub {hub_id} {split} {table._fingerprint}", chunks
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

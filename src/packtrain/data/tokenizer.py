@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from packtrain.errors import UserError
+from packtrain.errors import UserError, first_sentence
 from packtrain.models.added import AddedTokens
+from packtrain.models.model_config import read_model_config
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -77,8 +78,7 @@ def load_tokenizer(path: Path | str, add_tokens: Sequence[str] = ()) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=path.is_dir())
     except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).splitlines() or ["unknown cause"])[0].rstrip(".")
-        what = f"the tokenizer could not be loaded: {reason}"
+        what = f"the tokenizer could not be loaded: {first_sentence(error)}"
         raise UserError(str(path), what, "check model.path and its tokenizer files") from error
     if add_tokens:
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in add_tokens])
@@ -119,8 +119,7 @@ def vocabulary_size(config_file: Path) -> int | None:
     """Rows of the model's embedding, from its config.json; None where there is none."""
     if not config_file.is_file():
         return None
-    config = orjson.loads(config_file.read_bytes())
-    return config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return read_model_config(config_file).vocab_size
 
 
 def check_vocabulary(tokenizer: Any, config_file: Path) -> None:

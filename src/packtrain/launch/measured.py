@@ -35,12 +35,19 @@ def compared(event: Event, plan: dict[str, Any] | None) -> str:
     planned = plan["memory"]["total_bytes"]
     terms = by_term(event, plan)
     parts = [f"{name} {_signed(pair['difference'])}" for name, pair in terms.items() if _matters(pair, planned)]
-    told = "; ".join([f"{most / planned - 1:+.1%}", ", ".join(parts)] if parts else [f"{most / planned - 1:+.1%}"])
+    told = "; ".join(filter(None, [apart(planned, most), ", ".join(parts)]))
     return f"memory at step {event['step']}: {_size(most)}{who}; planned {_size(planned)} ({told})"
 
 
+def apart(planned: float | None, measured: float | None) -> str:
+    """How far a plan was from what was measured, as a share of that; +: more was planned."""
+    return f"{planned / measured - 1:+.1%}" if planned and measured else ""
+
+
 def by_term(event: Event, plan: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Planned and measured bytes of rank 0: of what stays, term by term, and of the rest of the peak together."""
+    """Bytes of rank 0, planned, measured, and their difference (+: more was planned): of what stays, term by term, and
+    of the rest of the peak together.
+    """
     planned, kept = plan["memory"]["terms"], event["kept"]
     found = {name: _pair(planned.get(name, 0), size) for name, size in kept.items()}
     rest = event["peaks"][0] - sum(kept.values())
@@ -72,7 +79,7 @@ def write_measured(folder: RunFolder) -> None:
 
 
 def _pair(planned: float, measured: float) -> dict[str, int]:
-    return {"planned": round(planned), "measured": round(measured), "difference": round(measured - planned)}
+    return {"planned": round(planned), "measured": round(measured), "difference": round(planned - measured)}
 
 
 def _matters(found: dict[str, int], planned: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from packtrain.config.rule import Edits
-from packtrain.errors import UserError
+from packtrain.errors import UserError, first_sentence
 from packtrain.launch.folder import write_text
 
 _BOM = "\ufeff"
@@ -77,8 +77,8 @@ def _load(text: str) -> tuple[Any, Any]:
         _, _, offset = load_yaml_guess_indent(text)
         document = writer.load(text)
     except YAMLError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError("--fix", f"the recipe is not YAML 1.2 ({reason})", "change it by hand") from error
+        what = f"the recipe is not YAML 1.2 ({first_sentence(error)})"
+        raise UserError("--fix", what, "change it by hand") from error
     found = _KEY_IN_SECTION.search(text)
     writer.indent(mapping=len(found[1]) if found else 2, sequence=(offset or 0) + 2, offset=offset or 0)
     return writer, document

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from packtrain.errors import UserError, nearest
+from packtrain.errors import UserError, first_sentence, nearest
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _WEIGHTS = "*.safetensors"
@@ -57,7 +57,5 @@ def _from_hub(name: str, patterns: list[str]) -> Path:
             "give a folder on this machine",
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            "model.path", f"the hub refuses '{name}' ({reason})", "check the name and your access"
-        ) from error
+        what = f"the hub refuses '{name}' ({first_sentence(error)})"
+        raise UserError("model.path", what, "check the name and your access") from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from packtrain.errors import UserError
+from packtrain.errors import UserError, first_sentence
 from packtrain.models import attention
 
 
@@ -23,10 +23,8 @@ def load_config(folder: Path, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            str(folder / "config.json"), f"cannot be used ({reason})", "check the folder and your transformers"
-        ) from error
+        what = f"cannot be used ({first_sentence(error)})"
+        raise UserError(str(folder / "config.json"), what, "check the folder and your transformers") from error
 
 
 def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -40,10 +38,8 @@ def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remot
                 config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=trust_remote_code
             )
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            "model.path", f"{type(config).__name__} cannot be trained ({reason})", "choose a causal LM"
-        ) from error
+        what = f"{type(config).__name__} cannot be trained ({first_sentence(error)})"
+        raise UserError("model.path", what, "choose a causal LM") from error
     return model
 
 

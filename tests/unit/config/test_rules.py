@@ -268,6 +268,13 @@ def test_mends_of_any_combination_come_to_an_end(facts: Facts) -> None:
         assert {finding.rule for finding in check(made, facts)} <= {"bf16-slow"}, parts
 
 
+def test_a_model_of_too_few_positions_is_told_by_its_name() -> None:
+    for sections, mend in (({}, "choose a model of more positions"), (PREFIX, "lower method.virtual_tokens")):
+        given = recipe({**sections, "data": {"max_length": 8}})
+        (found,) = [one for one in check(given, model(GPUS, max_length=4)) if one.rule == "too-long"]
+        assert found.mend == mend
+
+
 def test_auto_compiles_where_there_is_a_compiler() -> None:
     assert resolve(recipe({}), GPUS).parallel.compile is True
     assert resolve(recipe({}), host(GPUS, c_compiler=False)).parallel.compile is False

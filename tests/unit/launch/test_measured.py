@@ -28,13 +28,13 @@ def test_the_difference_is_told_by_term() -> None:
     found = by_term(EVENT, PLAN)
     assert found == {
         "weights": {"planned": 4 * GIB, "measured": 4 * GIB, "difference": 0},
-        "optimizer_states": {"planned": 2 * GIB, "measured": 3 * GIB, "difference": GIB},
+        "optimizer_states": {"planned": 2 * GIB, "measured": 3 * GIB, "difference": -GIB},
         "rest": {"planned": 4 * GIB, "measured": 4 * GIB, "difference": 0},
     }
     line = compared(EVENT, PLAN)
     assert line == (
         "memory at step 3: 12.00 GiB, the most of 2 processes; planned 10.00 GiB "
-        "(+20.0%; optimizer_states +1.00 GiB)"
+        "(-16.7%; optimizer_states -1.00 GiB)"
     )  # fmt: skip
     assert describe(EVENT, PLAN) == line
 
