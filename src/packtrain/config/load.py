@@ -13,9 +13,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from packtrain.config.schema import Recipe
-from packtrain.errors import UserError, listed, nearest
+from packtrain.errors import UserError, first_sentence, listed, nearest
 
 Location = tuple[str | int, ...]
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,6 +26,8 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == _MERGE:
+            raise yaml.MarkedYAMLError(problem="`<<` is not taken here", problem_mark=key_node.start_mark)
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int | float | bool | None):
             raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
@@ -32,6 +35,13 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
             raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=key_node.start_mark)
         seen.add(key)
     return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -56,12 +66,12 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), source: str = "recipe
         UserError: as ``load_recipe``.
     """
     try:
-        values = yaml.load(text, Loader=_Loader)
+        values = _parsed(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{source}:{line}", f"not valid YAML: {error.problem}", "mend that line") from error
     except yaml.YAMLError as error:
-        raise UserError(source, f"not valid YAML: {error}", "save it as UTF-8 text") from error
+        raise UserError(source, f"not valid YAML: {first_sentence(error)}", "write it as plain UTF-8 text") from error
     if values is None:
         raise UserError(source, "the recipe is empty", "give at least model.path and data.train")
     if not isinstance(values, dict):
@@ -102,7 +112,7 @@ def _apply_override(values: dict[str, Any], word: str) -> Location:
     if not equals or not key:
         raise UserError(word, "not of the form key.path=value", "write it like train.epochs=1")
     try:
-        value = yaml.load(raw, Loader=_Loader)
+        value = _parsed(raw)
     except yaml.YAMLError as error:
         raise UserError(word, "the value is not valid YAML", "put it in quotes") from error
     location = tuple(key.split("."))
