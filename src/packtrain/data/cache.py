@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from packtrain.config.cache_folder import cache_root
+from packtrain.config.cache_folder import cache_root, writable
 from packtrain.errors import UserError
 
 # Raise by hand whenever the same input would give other tokens or labels.
@@ -40,7 +40,7 @@ def file_hash(root: Path, path: Path) -> str:
         return known
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    memo.parent.mkdir(parents=True, exist_ok=True)
+    writable(memo.parent, "data.cache")
     part = memo.with_name(f"{memo.name}.{os.getpid()}.tmp")
     part.write_text(digest)
     part.rename(memo)
@@ -56,8 +56,8 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> bool:
     Raises:
         UserError: the cache folder cannot be written.
     """
+    writable(folder.parent, "data.cache")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(folder.name + ".lock")):
             if folder.is_dir():
                 return False

@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from packtrain.errors import UserError, first_sentence
+from packtrain.errors import UserError
 from packtrain.models.added import AddedTokens
+from packtrain.models.foreign import refused
 from packtrain.models.model_config import read_model_config
 
 TOKENIZER_FILES = (
@@ -75,11 +76,8 @@ def load_tokenizer(path: Path | str, add_tokens: Sequence[str] = ()) -> Any:
             "the folder holds no tokenizer (no tokenizer.json)",
             "copy the model's tokenizer files into it",
         )
-    try:
+    with refused(str(path), "the tokenizer could not be loaded", "check model.path and its tokenizer files"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=path.is_dir())
-    except (OSError, ValueError, ImportError) as error:
-        what = f"the tokenizer could not be loaded: {first_sentence(error)}"
-        raise UserError(str(path), what, "check model.path and its tokenizer files") from error
     if add_tokens:
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in add_tokens])
     return tokenizer

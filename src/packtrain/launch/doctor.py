@@ -15,7 +15,7 @@ from packtrain.config.resolve import auto_max_length
 from packtrain.config.rule import Finding
 from packtrain.config.rules import check, worst_first
 from packtrain.errors import UserError
-from packtrain.launch.disk_space import disk_shortage
+from packtrain.launch.disk_space import disk_shortage, unwritable
 from packtrain.launch.facts import gather_facts, num_processes, usable_gpus
 from packtrain.launch.folder import RunFolder
 from packtrain.launch.host import gather_host
@@ -81,7 +81,10 @@ class Look:
     def surroundings(self) -> list[Finding]:
         """Disk, data, weights, the run's name and the port; after ``settings``."""
         found: list[Finding] = []
-        if self.resolved and self.facts and (short := disk_shortage(self.resolved, self.facts.model)):
+        refused = unwritable(self.asked)
+        if refused:
+            found.append(refused)
+        elif self.resolved and self.facts and (short := disk_shortage(self.resolved, self.facts.model)):
             found.append(short)
         if self.facts:
             found += self._weights() + self._data(self.facts.model)

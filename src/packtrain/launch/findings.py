@@ -26,6 +26,7 @@ BEYOND_RULES: tuple[Kind, ...] = (
     Kind("weights", "error", "Weight files that are missing, cut short or not safetensors", "no"),
     Kind("memory", "warning", "The plan exceeds what a GPU, or a process on a CPU, may fill", "sometimes"),
     Kind("host-memory", "warning", "The plan exceeds the host's memory", "sometimes"),
+    Kind("folder", "error", "The run folder or that of tokenised data cannot be made or written to", "no"),
     Kind("disk", "error", "The disk of the run folder cannot hold what the run will write", "no"),
     Kind("data", "error", "The first rows of a data set are missing, unreadable, refused by the chat template, or hold "
          "nothing to learn", "no"),

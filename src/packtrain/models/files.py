@@ -95,8 +95,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read_header(file: Path) -> dict[str, TensorEntry]:
-    size = file.stat().st_size
     damaged = UserError(str(file), "is not a whole safetensors file", "copy or download it again")
+    if not file.is_file():
+        raise damaged
+    size = file.stat().st_size
     with open(file, "rb") as handle:
         prefix = handle.read(8)
         if len(prefix) < 8:
@@ -106,10 +108,11 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             raise damaged
         try:
             header = json.loads(handle.read(length))
-        except ValueError as error:
+            header.pop("__metadata__", None)
+            end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            found = {name: TensorEntry(file, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise damaged from error
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size < end:
         raise UserError(str(file), f"is cut short: {size} of {end} bytes are there", "copy or download it again")
-    return {name: TensorEntry(file, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from packtrain.errors import UserError, first_sentence
 from packtrain.models import attention
+from packtrain.models.foreign import refused
 
 
 def load_config(folder: Path, trust_remote_code: bool = False) -> Any:
@@ -20,11 +20,8 @@ def load_config(folder: Path, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoConfig
 
-    try:
+    with refused(str(folder / "config.json"), "cannot be used", "check the folder and your transformers"):
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        what = f"cannot be used ({first_sentence(error)})"
-        raise UserError(str(folder / "config.json"), what, "check the folder and your transformers") from error
 
 
 def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remote_code: bool = False) -> nn.Module:
@@ -32,15 +29,13 @@ def meta_model(config: Any, dtype: torch.dtype, attention_name: str, trust_remot
     from transformers import AutoModelForCausalLM
 
     attention.register()
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=trust_remote_code
-            )
-    except ValueError as error:
-        what = f"{type(config).__name__} cannot be trained ({first_sentence(error)})"
-        raise UserError("model.path", what, "choose a causal LM") from error
-    return model
+    with (
+        refused("model.path", f"{type(config).__name__} cannot be trained", "choose a causal LM"),
+        torch.device("meta"),
+    ):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=trust_remote_code
+        )
 
 
 def rebuild_buffers(model: nn.Module) -> None:

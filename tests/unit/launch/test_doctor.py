@@ -175,6 +175,18 @@ def test_a_disk_that_is_too_small(
     assert status == 1 and list(by_rule) == ["disk"] and "has 1.0 MiB free" in by_rule["disk"]["message"]
 
 
+@pytest.mark.parametrize("setting", ["output.folder", "data.cache"])
+def test_a_folder_that_cannot_be_made(
+    model: Path, here: Path, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").write_text("")
+    word = f"{setting}=file/inner"
+    status, by_rule = found(written(model), word, capsys=capsys)
+    assert status == 1 and by_rule["folder"]["setting"] == setting
+    assert run(["train", written(model), word]) == 2
+    assert "is a file; give a folder" in capsys.readouterr().err
+
+
 def test_a_run_that_exists(model: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = written(model, output={"name": "first"})
     assert found(recipe, capsys=capsys) == (0, {})
