@@ -15,6 +15,7 @@ from packtrain.metrics.reader import Event, read_events
 
 _WARM_UP = 3  # steps that compile
 _GIB, _MIB = 2**30, 2**20
+_RATE = "tokens_per_second"
 
 
 def read_plan(path: Path) -> dict[str, Any] | None:
@@ -22,7 +23,7 @@ def read_plan(path: Path) -> dict[str, Any] | None:
     try:
         made = json.loads(path.read_text(encoding="utf-8"))
         return made if made["memory"]["total_bytes"] > 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -65,13 +66,13 @@ def write_measured(folder: RunFolder) -> None:
     made: dict[str, Any] = {"step": last["step"], "peak_bytes": last["peaks"], "kept_bytes": last["kept"]}
     steps = latest(events, "step")[_WARM_UP:]
     if steps:
-        made["tokens_per_second"] = round(statistics.median(step["tokens_per_second"] for step in steps), 1)
+        made[_RATE] = round(statistics.median(step["tokens_per_second"] for step in steps), 1)
     if plan is not None:
         planned = plan["memory"]["total_bytes"]
         made["memory"] = {"planned": planned, "measured": max(last["peaks"]), "terms": by_term(last, plan)}
         if plan.get("speed") and steps:
             each = plan["speed"]["tokens_per_second"] * plan["machine"]["processes"]
-            made["speed"] = {"planned": round(each, 1), "measured": made["tokens_per_second"]}
+            made["speed"] = {"planned": round(each, 1), "measured": made[_RATE]}
     try:
         write_json(folder.measured, made)
     except OSError as error:  # a full disk must not hide how the run ended
@@ -111,9 +112,8 @@ def history(output_folder: str | Path) -> Iterator[Past]:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             memory, speed = found["memory"], found.get("speed") or {}
-            yield Past(
-                file.parent.name, memory["planned"], memory["measured"], speed.get("planned"),
-                found.get("tokens_per_second"),
-            )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            rates = [None if rate is None else float(rate) for rate in (speed.get("planned"), found.get(_RATE))]
+            past = Past(file.parent.name, int(memory["planned"]), int(memory["measured"]), *rates)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue  # of a run without a plan, or damaged
+        yield past

@@ -63,6 +63,13 @@ def test_a_full_disk_does_not_hide_the_end(
     assert "measured.json cannot be written" in capsys.readouterr().err
 
 
+DAMAGED = (
+    "{", "[]", "null", '{"memory": 3}', '{"memory": {"planned": "x", "measured": 5}}', "[" * 100_000,
+    '{"memory": {"planned": [1], "measured": 0}}', '{"memory": {"planned": 1, "measured": Infinity}}',
+    '{"memory": {"planned": 1, "measured": 1}, "speed": {"planned": []}}',
+)  # fmt: skip
+
+
 def test_measured_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder.create(tmp_path, "run")
     write_measured(folder)
@@ -78,8 +85,9 @@ def test_measured_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["memory"]["planned"] == 10 * GIB and found["memory"]["measured"] == 12 * GIB
     assert found["memory"]["terms"] == by_term(EVENT, PLAN)
     assert found["speed"] == {"planned": 2000.0, "measured": 1900.0}  # both processes, warm
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "measured.json").write_text("{")
+    for number, text in enumerate(DAMAGED):
+        (tmp_path / f"damaged-{number}").mkdir()
+        (tmp_path / f"damaged-{number}" / "measured.json").write_text(text)
     assert list(history(tmp_path)) == [Past("run", 10 * GIB, 12 * GIB, 2000.0, 1900.0)]
     assert run(["plan", "--history", "--folder", str(tmp_path)]) == 0
     assert "-16.7%" in (told := capsys.readouterr().out) and "+5.3%" in told
