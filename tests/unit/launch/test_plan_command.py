@@ -104,7 +104,7 @@ def test_host_memory_counts(recipe: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--gpus", "1", "--gpu", "Voodoo"], "'Voodoo' is not known"),
         (["--gpus", "1", "--gpu-memory", "much"], "'much' is no size"),
         (["--gpus", "1", "--gpu-memory", "0GiB"], "'0GiB' is no size"),
-        (["--gpus", "0", "--gpu", "H100"], "'--gpus'"),
+        (["--gpus", "0", "--gpu", "H100"], "--gpus: '0' is not allowed"),
         (["--gpu", "H100"], "no GPU to plan for"),
         (["--gpus", "3", "--gpu", "H100", "parallel.shard_size=2"], "does not divide 3 processes"),
         (["--gpus", "2", "--gpu", "H100", "launch.device=cpu"], "add launch.device=auto"),
