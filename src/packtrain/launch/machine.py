@@ -15,7 +15,7 @@ from packtrain.launch.calibration import known_rates
 from packtrain.launch.facts import gather_facts
 from packtrain.launch.model_facts import planned_model_facts
 from packtrain.models.locate import model_folder
-from packtrain.plan.rates import known_gpus, published_memory
+from packtrain.plan.rates import has_bf16, known_gpus, published_memory
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 2**30, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -59,13 +59,15 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
     name = machine.gpu or (here.gpu if here else "")
     memory = machine.gpu_memory or _memory_of(name, here)
     model = planned_model_facts(model_folder(recipe.model.path, config_only=True))
+    launch = recipe.launch
+    local = launch.processes if launch.processes != "auto" else launch.num_gpus or gpus
     return Facts(
-        processes=gpus * machine.nodes,
-        local_processes=gpus,
+        processes=local * machine.nodes,
+        local_processes=local,
         device="cuda",
         num_gpus=gpus,
         memory=memory,
-        bf16=True,
+        bf16=here.bf16 if here is not None and name == here.gpu else has_bf16(name),
         num_cores=len(os.sched_getaffinity(0)),
         model=model,
         gpu=name,

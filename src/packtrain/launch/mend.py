@@ -15,8 +15,8 @@ from packtrain.launch.doctor import Look
 from packtrain.launch.recipe_edits import edited, read_exactly, replace_recipe
 from packtrain.launch.start import adopted
 
-ROUNDS = 20
-"""One mend may bring up the next; no recipe needs so many."""
+ROUNDS = 50
+"""Mends, one after the other; no recipe needs so many."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +55,21 @@ def mend(path: Path) -> Mended:
     done: list[Finding] = []
     seen = {text}
     for _ in range(ROUNDS):
-        made, mended = _round(text, path)
-        if made in seen:
+        made, mended = _next(text, path)
+        if mended is None or made in seen:
             break
-        text, done = made, done + mended
+        text = made
+        done.append(mended)
         seen.add(text)
     return Mended(path, before, text, done)
 
 
-def _round(text: str, path: Path) -> tuple[str, list[Finding]]:
-    """All that is found in a recipe mended at once; of two mends of one setting the first."""
-    taken: set[str] = set()
-    mended = []
+def _next(text: str, path: Path) -> tuple[str, Finding | None]:
+    """The first of what is found that can be mended. One at a time: it may make the others needless or wrong."""
     for finding in Look(_parsed(text, path)).settings():
-        if not finding.edits or taken & finding.edits.keys():
-            continue
-        made = _mended(text, finding, path)
-        if made != text:
-            text, taken = made, taken | finding.edits.keys()
-            mended.append(finding)
-    return text, mended
+        if finding.edits and (made := _mended(text, finding, path)) != text:
+            return made, finding
+    return text, None
 
 
 def _mended(text: str, finding: Finding, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from packtrain.config.facts import Rates
@@ -18,13 +19,14 @@ _HOST, _HOST_MEMORY = 40e9, 124e9
 @dataclass(frozen=True)
 class _Card:
     """Published: dense 16-bit FLOP/s with fp32 sums, bytes/s of memory and of the links to other cards (one way), and
-    the memory in the unit of its name."""
+    the memory in the unit of its name; whether it computes in bf16."""
 
     name: str
     flops: float
     memory: float
     link: float
     gigabytes: int
+    bf16: bool = True
 
 
 # The makers' data sheets. The first whose name is part of the driver's name counts.
@@ -49,8 +51,8 @@ _CARDS = (
     _Card("RTX 4090", 165e12, 1.01e12, 32e9, 24),
     _Card("RTX 3090", 71e12, 0.936e12, 56e9, 24),
     _Card("A10", 125e12, 0.6e12, 32e9, 24),
-    _Card("V100", 125e12, 0.9e12, 150e9, 32),
-    _Card("T4", 65e12, 0.32e12, 16e9, 16),
+    _Card("V100", 125e12, 0.9e12, 150e9, 32, bf16=False),
+    _Card("T4", 65e12, 0.32e12, 16e9, 16, bf16=False),
 )
 
 
@@ -83,10 +85,17 @@ def published_memory(gpu: str) -> int | None:
     return round(card.gigabytes * _SEEN) if card else None
 
 
+def has_bf16(gpu: str) -> bool:
+    """Whether a GPU of this name computes in bf16; one that is not in the table is taken for a new one."""
+    card = _card(gpu)
+    return card is None or card.bf16
+
+
 def known_gpus() -> list[str]:
     """The names in the table."""
     return [card.name for card in _CARDS]
 
 
 def _card(gpu: str) -> _Card | None:
-    return next((card for card in _CARDS if gpu and card.name.lower() in gpu.lower()), None)
+    """The first whose name is in ``gpu``; a digit after it makes another name: an L4 is no L40."""
+    return next((card for card in _CARDS if re.search(rf"(?<!\w){card.name}(?!\d)", gpu, re.IGNORECASE)), None)

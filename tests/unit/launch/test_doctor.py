@@ -187,6 +187,17 @@ def test_a_folder_that_cannot_be_made(
     assert "is a file; give a folder" in capsys.readouterr().err
 
 
+def test_a_mend_is_made_before_the_next_is_asked_for(
+    model: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``quantize`` makes the method qlora, to which none of this is unused any more."""
+    recipe = written(model, method={"type": "lora", "quantize": "int8", "double_quant": True})
+    status, _, _ = doctor(recipe, "--fix", capsys=capsys)
+    assert status == 0
+    method = yaml.safe_load((here / recipe).read_text())["method"]
+    assert method["type"] == "qlora" and method["quantize"] == "int8"
+
+
 def test_a_run_that_exists(model: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = written(model, output={"name": "first"})
     assert found(recipe, capsys=capsys) == (0, {})

@@ -107,6 +107,9 @@ def test_host_memory_counts(recipe: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--gpus", "0", "--gpu", "H100"], "--gpus: '0' is not allowed"),
         (["--gpu", "H100"], "no GPU to plan for"),
         (["--gpus", "3", "--gpu", "H100", "parallel.shard_size=2"], "does not divide 3 processes"),
+        (["--gpus", "1", "--gpu", "H1000"], "'H1000' is not known"),
+        (["--gpus", "1", "--gpu", "Tesla T4", "train.precision=bf16"], "this GPU has no bf16"),
+        (["--gpus", "8", "--gpu", "H100", "launch.processes=16"], "16 processes for 8 GPUs"),
         (["--gpus", "2", "--gpu", "H100", "launch.device=cpu"], "add launch.device=auto"),
         (["--gpus", "2", "--gpu", "H100", "data.max_length=100000"], "100000"),
     ],
@@ -123,3 +126,17 @@ def test_sizes() -> None:
     assert size("80GiB", "") == size("80", "") == 80 * 2**30
     assert size("80GB", "") == size(" 80 gb", "") == 80 * 10**9
     assert size("1.5TiB", "") == 3 * 2**39
+
+
+@pytest.mark.parametrize("word", ["launch.processes=2", "launch.gpus=2", "launch.gpus=[0,3]"])
+def test_a_recipe_may_take_fewer_gpus_than_there_are(
+    recipe: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = plan(recipe, "--gpus", "4", "--gpu", "H100", "--nodes", "2", word, capsys=capsys)
+    assert status == 0 and "on 4 x H100" in out
+
+
+def test_a_gpu_without_bf16_is_planned_in_fp32(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, precision in (("T4", "fp32"), ("H100", "bf16")):
+        _, out, _ = plan(recipe, "--gpus", "1", "--gpu", gpu, "--json", capsys=capsys)
+        assert json.loads(out)["settings"]["precision"] == precision

@@ -10,7 +10,7 @@ from tests.unit.plan.measured import LLAMA_8B, calibrated, gpus, measured, of_sh
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.plan.memory import recomputed_share
-from packtrain.plan.rates import known_gpus, published, published_memory
+from packtrain.plan.rates import has_bf16, known_gpus, published, published_memory
 from packtrain.plan.speed import Speed, flops, speed
 
 RUNS = list(measured())
@@ -116,6 +116,8 @@ def test_gpus_are_known_by_their_drivers_names() -> None:
         assert published_memory(name) == round(size * 0.99 * 2**30), name
     assert published("Voodoo 2") is published("") is None
     assert all(published(name) for name in known_gpus())
+    assert published("L4000") is published("XT4") is None and published("NVIDIA A10G") == published("A10")
+    assert has_bf16("NVIDIA L4") and has_bf16("Voodoo 2") and not has_bf16("Tesla V100-SXM2-32GB")
 
 
 @pytest.mark.parametrize(
