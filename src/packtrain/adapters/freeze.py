@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from torch import nn
 
+from packtrain.config.blocks import block_range
 from packtrain.config.schema import MethodSection
 from packtrain.errors import UserError
 from packtrain.models.plan import ModelPlan
-
-_BLOCKS = re.compile(r"^blocks\.(\d+)(?:-(\d+))?$")
 
 
 def freeze(model: nn.Module, plan: ModelPlan, method: MethodSection) -> None:
@@ -51,16 +49,15 @@ def _prefixes(name: str, plan: ModelPlan) -> list[str]:
     parts = {"embedding": plan.embedding, "norm": plan.norm, "head": plan.head}
     if parts.get(name):
         return [str(parts[name])]
-    match = _BLOCKS.match(name)
-    if match is None:
+    blocks = block_range(name)
+    if blocks is None:
         raise UserError(
             "method.trainable",
             f"'{name}' is no part of the model",
             "give embedding, norm, head, blocks.N or blocks.N-M",
         )
-    first, last = int(match[1]), int(match[2] or match[1])
-    if not first <= last < plan.num_blocks:
+    if not blocks or blocks.stop > plan.num_blocks:
         raise UserError(
             "method.trainable", f"'{name}' of {plan.num_blocks} blocks", f"blocks go from 0 to {plan.num_blocks - 1}"
         )
-    return plan.block_names()[first : last + 1]
+    return plan.block_names()[blocks.start : blocks.stop]

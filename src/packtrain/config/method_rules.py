@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from packtrain.config.blocks import block_range
 from packtrain.config.facts import Facts
 from packtrain.config.rule import Broken, Rule
 from packtrain.config.schema import MIN_LENGTH, Recipe
+from packtrain.errors import nearest
 
 
 def _freeze_what(recipe: Recipe, facts: Facts) -> Broken | None:
@@ -22,6 +24,36 @@ def _freeze_too_many(recipe: Recipe, facts: Facts) -> Broken | None:
     count, blocks = recipe.method.freeze_first, facts.model.num_blocks
     if recipe.method.type == "freeze" and count > blocks:
         return Broken(f"{count} of {blocks} blocks", f"give 1 to {blocks}, or name method.trainable")
+    return None
+
+
+def _trainable(recipe: Recipe, facts: Facts) -> Broken | None:
+    """``trainable`` that names what the model does not have."""
+    blocks = facts.model.num_blocks
+    for name in recipe.method.trainable if recipe.method.type == "freeze" else ():
+        if name in ("embedding", "norm", "head"):
+            continue
+        named = block_range(name)
+        if named is None:
+            return Broken(f"'{name}' is no part of a model", "give embedding, norm, head, blocks.N or blocks.N-M")
+        if not named or named.stop > blocks:
+            return Broken(f"'{name}' of {blocks} blocks", f"blocks go from 0 to {blocks - 1}")
+    return None
+
+
+def _targets(recipe: Recipe, facts: Facts) -> Broken | None:
+    """``targets`` that names no linear of a block."""
+    targets, linears = recipe.method.targets, [linear.name for linear in facts.model.linears]
+    if not recipe.method.is_lora or targets == "all_linear" or not linears:
+        return None
+    for tail in targets:
+        # A longer tail may name one block's linear: `layers.0.mlp.down_proj`.
+        if any(f".{name}".endswith(f".{tail}") or tail.endswith(f".{name}") for name in linears):
+            continue
+        names = sorted({name.rpartition(".")[2] for name in linears})
+        guess = nearest(tail, names)
+        mend = f"choose from {', '.join(names)}, or train the head whole with method.also_train: [head]"
+        return Broken(f"no linear module of a block is called '{tail}'", f"did you mean '{guess}'" if guess else mend)
     return None
 
 
@@ -131,6 +163,8 @@ def _unused(recipe: Recipe, facts: Facts) -> Broken | None:
 METHOD_RULES: tuple[Rule, ...] = (
     Rule("freeze-what", "method.freeze_first", "error", _freeze_what, "no"),
     Rule("freeze-too-many", "method.freeze_first", "error", _freeze_too_many, "no"),
+    Rule("trainable", "method.trainable", "error", _trainable, "no"),
+    Rule("targets", "method.targets", "error", _targets, "no"),
     Rule("adapter-blocks", "method.adapter_blocks", "error", _adapter_blocks, "yes"),
     Rule("pissa-dora", "method.start", "error", _pissa_dora, "no"),
     Rule("llama-adapter", "method.type", "error", _llama_adapter, "sometimes"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from packtrain.config.blocks import block_range
 from packtrain.config.facts import Linear, ModelFacts
 from packtrain.config.schema import MethodSection, Recipe
-
-_BLOCKS = re.compile(r"^blocks\.(\d+)(?:-(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,7 @@ def _trained_parts(method: MethodSection, model: ModelFacts) -> tuple[set[int], 
     parts = method.trainable if method.type == "freeze" else list(method.also_train)
     named: set[int] = set()
     for part in parts:
-        if match := _BLOCKS.match(part):
-            named |= set(range(int(match[1]), int(match[2] or match[1]) + 1)) & every
+        named |= set(block_range(part) or ()) & every
     return named, "embedding" in parts, "head" in parts, "norm" in parts
 
 

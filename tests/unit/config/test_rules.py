@@ -10,7 +10,7 @@ import pytest
 
 from packtrain.config import Recipe, build_recipe
 from packtrain.config.edits import with_edits
-from packtrain.config.facts import Facts, Host, ModelFacts
+from packtrain.config.facts import Facts, Host, Linear, ModelFacts
 from packtrain.config.resolve import resolve
 from packtrain.config.rule import Finding
 from packtrain.config.rules import RULES, check
@@ -23,6 +23,7 @@ CPU = Facts(2, 2, "cpu", 0, 80 * 2**30, True, 16, MODEL, host=Host())
 OLD_GPUS = replace(GPUS, bf16=False)
 OLD_CPU = replace(CPU, bf16=False)
 EXPERTS = replace(GPUS, model=replace(MODEL, num_experts=8))
+LINEARS = (Linear("self_attn.q_proj", 4096, 4096), Linear("mlp.down_proj", 4096, 14336))
 TWO_NODES = replace(GPUS, processes=8)
 
 
@@ -100,6 +101,14 @@ BREAKS: dict[str, list[Case]] = {
         ({"method": {"type": "freeze", "freeze_first": 1, "trainable": ["head"]}}, GPUS),
     ],
     "freeze-too-many": [({"method": {"type": "freeze", "freeze_first": 33}}, GPUS)],
+    "trainable": [
+        ({"method": {"type": "freeze", "trainable": ["head", name]}}, GPUS)
+        for name in ("foo", "blocks.32", "blocks.5-2", "blocks.30-40", "blocks.", "blocks.1-", "blocks.-1")
+    ],
+    "targets": [
+        ({"method": {"targets": ["q_proj", name]}}, model(GPUS, linears=LINEARS))
+        for name in ("foo_proj", "lm_head", "proj", "qproj", "")
+    ],
     "adapter-blocks": [({"method": {"type": "llama_adapter", "adapter_blocks": 33}}, GPUS)],
     "pissa-dora": [({"method": {"start": "pissa", "dora": True}}, GPUS)],
     "llama-adapter": [
@@ -156,6 +165,14 @@ BREAKS: dict[str, list[Case]] = {
     ],
 }  # fmt: skip
 HOLDS: dict[str, list[Case]] = {
+    "trainable": [
+        ({"method": {"type": "freeze", "trainable": ["embedding", "norm", "head", "blocks.0", "blocks.30-31"]}}, GPUS),
+        ({"method": {"type": "lora", "trainable": ["foo"]}}, GPUS),  # `method-unused` says it
+    ],
+    "targets": [
+        ({"method": {"targets": [name]}}, model(GPUS, linears=LINEARS))
+        for name in ("q_proj", "self_attn.q_proj", "layers.0.mlp.down_proj")
+    ] + [({"method": {"targets": ["any"]}}, GPUS), ({}, model(GPUS, linears=LINEARS))],
     "driver-old": [
         ({}, host(GPUS, driver_cuda="12.0", torch_cuda="12.8")), ({}, host(GPUS, torch_cuda="")), ({}, CPU),
         ({"launch": {"device": "cpu"}}, host(replace(CPU, host=GPU_HOST), driver_cuda="11.4")),
