@@ -73,6 +73,8 @@ def _print(made: Plan, warnings: list[str], every: bool) -> None:
         console.print("what would fit:", markup=False)
         for remedy in made.remedies:
             console.print(f"  {remedy.setting} ({remedy.total / _GIB:.1f} GiB a {_unit(made)})", markup=False)
+    elif not made.fits:
+        console.print("nothing that Packtrain can change alone would make it fit", markup=False)
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 

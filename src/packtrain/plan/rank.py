@@ -13,6 +13,7 @@ from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve
 from packtrain.config.rules import first_error
 from packtrain.config.schema import Recipe
+from packtrain.plan.host import host, host_fits
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.speed import Speed, speed
 
@@ -94,7 +95,16 @@ def _fastest(resolved: Recipe, facts: Facts, micro: int) -> Candidate:
         if fits:
             break
     made.parallel.recompute = recompute
-    return Candidate(made, one, speed(made, facts, micro, share), "" if fits else _too_much(one, facts))
+    refused = _short_of_host(made, one, facts) if fits else _too_much(one, facts)
+    return Candidate(made, one, speed(made, facts, micro, share), refused)
+
+
+def _short_of_host(recipe: Recipe, one: Peak, facts: Facts) -> str:
+    found = host(recipe, facts, one)
+    if host_fits(facts, found):
+        return ""
+    needed, there = max(found.training, found.loading) / 2**30, facts.host_memory / 2**30
+    return f"over {there:.1f} GiB of host memory by {needed - there:.1f}"
 
 
 def _recomputes(recipe: Recipe) -> tuple[Any, ...]:

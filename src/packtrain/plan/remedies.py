@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,8 @@ class Remedy:
     """A change that makes a recipe fit.
 
     Attributes:
-        setting: ``key=value`` words, or a number of GPUs. total: bytes of one GPU with it.
+        setting: ``key=value`` words, or a number of GPUs and such words; all that has to change. total: bytes of one
+            GPU with it.
     """
 
     setting: str
@@ -33,47 +35,65 @@ class Remedy:
     def edits(self) -> dict[str, Any]:
         """The words as dotted keys and values; empty of a number of GPUs."""
         words = [word.partition("=") for word in self.setting.split()]
-        return {key: yaml.safe_load(value) for key, equals, value in words if equals}
+        return {key: yaml.safe_load(value) for key, _, value in words} if words[0][1] else {}
 
 
 def remedies(recipe: Recipe, facts: Facts) -> list[Remedy]:
-    """Every single change that helps, of the settings and of the number of GPUs."""
-    found = []
-    for setting, changed, machine in _changes(recipe, facts):
-        if first_error(changed, machine):
+    """Every change that helps, of the settings and of the number of GPUs: alone where that is enough, else with the
+    recompute, the micro-batch and the strategy left to Packtrain.
+    """
+    free = _freed(recipe)
+    tries = list(_changes(recipe, facts))
+    if free != recipe:
+        tries = [("", free, facts), *tries, *_changes(free, facts)]
+    found: dict[str, Remedy] = {}
+    for name, changed, machine in tries:
+        kind = name.partition("=")[0] if "GPUs" not in name else "GPUs"  # longer rows, fewer GPUs come first
+        if kind in found or first_error(changed, machine):
             continue
         best = rank(changed, machine)[0]
         if not best.refused:
-            found.append(Remedy(setting, best.peak.total))
-    return _first_of_each(found)
+            found[kind] = Remedy(_words(name, recipe, changed), best.peak.total)
+    return list(found.values())
 
 
-def _first_of_each(found: list[Remedy]) -> list[Remedy]:
-    """The least of several values of one setting: longer rows, fewer GPUs come first."""
-    kept: dict[str, Remedy] = {}
-    for remedy in found:
-        kept.setdefault(remedy.setting.rpartition("=")[0] or "gpus", remedy)
-    return list(kept.values())
+def _freed(recipe: Recipe) -> Recipe:
+    """What only decides where and how fast a recipe runs left to Packtrain."""
+    made = recipe.model_copy(deep=True)
+    made.parallel.recompute, made.train.micro_batch_size = "auto", "auto"
+    return made
+
+
+def _words(name: str, recipe: Recipe, changed: Recipe) -> str:
+    """``name`` and, as ``key=value``, whatever else has to change."""
+    before, after = recipe.model_dump(), changed.model_dump()
+    words = [
+        f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for section, values in after.items()
+        for key, value in values.items()
+        if value != before[section][key]
+    ]
+    return " ".join(filter(None, [name, *(word for word in words if word != name)]))
 
 
 def _changes(recipe: Recipe, facts: Facts) -> Iterator[tuple[str, Recipe, Facts]]:
-    free = recipe.model_copy(deep=True)
-    free.parallel.recompute, free.train.micro_batch_size = "auto", "auto"
-    if free != recipe:
-        yield "parallel.recompute=auto train.micro_batch_size=auto", free, facts
+    """Of one setting each, with what that setting asks of the others."""
+    if facts.device == "cpu":
+        yield "train.micro_batch_size=1", _with(recipe, "train", "micro_batch_size", 1), facts
+        yield "parallel.recompute=full", _with(recipe, "parallel", "recompute", "full"), facts
     if recipe.method.type == "full":
-        yield "train.optimizer=adamw_8bit", _with(free, "train", "optimizer", "adamw_8bit"), facts
-        yield "parallel.offload=optimizer", _with(free, "parallel", "offload", "optimizer"), facts
-        yield "method.type=lora", _with(free, "method", "type", "lora"), facts
+        yield "train.optimizer=adamw_8bit", _with(recipe, "train", "optimizer", "adamw_8bit"), facts
+        yield "parallel.offload=optimizer", _with(recipe, "parallel", "offload", "optimizer"), facts
+        yield "method.type=lora", _with(recipe, "method", "type", "lora"), facts
     if recipe.method.type in ("full", "lora"):
-        yield "method.type=qlora", _with(free, "method", "type", "qlora"), facts
-    yield "parallel.offload=params", _with(free, "parallel", "offload", "params"), facts
+        yield "method.type=qlora", _with(recipe, "method", "type", "qlora"), facts
+    yield "parallel.offload=params", _with(recipe, "parallel", "offload", "params"), facts
     length = resolve(recipe, facts).data.max_length
     assert isinstance(length, int)
     while length // 2 >= _SHORTEST:
         length //= 2
-        yield f"data.max_length={length}", _with(free, "data", "max_length", length), facts
-    yield from _more_gpus(free, facts)
+        yield f"data.max_length={length}", _with(recipe, "data", "max_length", length), facts
+    yield from _more_gpus(recipe, facts)
 
 
 def _with(recipe: Recipe, section: str, name: str, value: object) -> Recipe:
@@ -95,6 +115,7 @@ def _more_gpus(recipe: Recipe, facts: Facts) -> Iterator[tuple[str, Recipe, Fact
     count = facts.processes * 2
     while count <= _MOST_GPUS:
         local = min(count, max(facts.local_processes, 8))
-        made.train.batch_size = max(recipe.train.batch_size, count)
-        yield f"{count} GPUs", made, replace(facts, processes=count, local_processes=local, num_gpus=local)
+        larger = made.model_copy(deep=True)
+        larger.train.batch_size = max(recipe.train.batch_size, count)
+        yield f"{count} GPUs", larger, replace(facts, processes=count, local_processes=local, num_gpus=local)
         count *= 2

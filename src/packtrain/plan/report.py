@@ -8,7 +8,7 @@ from typing import Any
 from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.plan.disk import DiskPlan, disk
-from packtrain.plan.host import HostPlan, host
+from packtrain.plan.host import HostPlan, host, host_fits
 from packtrain.plan.memory import TERMS, Peak, peak, recomputed_share
 from packtrain.plan.parameters import parameters
 from packtrain.plan.rank import Candidate, rank, usable
@@ -47,8 +47,7 @@ class Plan:
 
     @property
     def host_fits(self) -> bool:
-        limit = self.facts.host_memory
-        return not limit or max(self.host.training, self.host.loading) <= limit
+        return host_fits(self.facts, self.host)
 
     def to_json(self) -> dict[str, Any]:
         recipe, found = self.recipe, parameters(self.recipe, self.facts.model)

@@ -140,3 +140,45 @@ def test_a_gpu_without_bf16_is_planned_in_fp32(recipe: str, capsys: pytest.Captu
     for gpu, precision in (("T4", "fp32"), ("H100", "bf16")):
         _, out, _ = plan(recipe, "--gpus", "1", "--gpu", gpu, "--json", capsys=capsys)
         assert json.loads(out)["settings"]["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["parallel.recompute=none"],
+        ["parallel.strategy=ddp"],
+        ["parallel.strategy=single", "train.micro_batch_size=4"],
+        ["parallel.strategy=deepspeed", "parallel.zero_stage=0"],
+        ["--host-memory", "64GiB"],
+    ],
+)
+def test_remedies_say_all_that_has_to_change(recipe: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Taken by the letter each fits, in host memory too, whatever else the recipe fixes."""
+    words = ["method.type=full", "data.max_length=4096", "--gpu", "A100", *words]
+    status, found = made(recipe, *words, "--gpus", "1", capsys=capsys)
+    assert status == 1 and found["remedies"]
+    for remedy in found["remedies"]:
+        count, gpus, setting = remedy["setting"].rpartition("GPUs")[0].strip(), "1", remedy["setting"]
+        nodes = "1"
+        if count:
+            setting = remedy["setting"].rpartition("GPUs")[2]
+            gpus, nodes = str(min(int(count), 8)), str(max(int(count) // 8, 1))
+        place = ["--gpus", gpus, "--nodes", nodes]
+        assert made(recipe, *words, *place, *setting.split(), capsys=capsys)[0] == 0, remedy
+
+
+def test_where_nothing_helps_that_is_said(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = plan(recipe, "--gpus", "8", "--gpu", "H100", "--host-memory", "1GiB", capsys=capsys)
+    told = " ".join(out.split())
+    assert status == 1 and "of host memory by" in told and "nothing that Packtrain can change alone" in told
+
+
+def test_offloaded_activations_lie_in_host_memory(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = "parallel.recompute=full parallel.strategy=fsdp data.max_length=8192 train.micro_batch_size=1"
+    words = ["--gpus", "2", "--gpu", "H200", *settings.split()]
+    kept, there = (
+        made(recipe, *words, f"parallel.offload_activations={word}", capsys=capsys)[1] for word in ("false", "true")
+    )
+    moved = kept["memory"]["terms"]["activations"] - there["memory"]["terms"].get("activations", 0)
+    assert moved > 2**28
+    assert there["host"]["training"] - kept["host"]["training"] == pytest.approx(2 * moved, abs=4)
