@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from packtrain.config.blocks import block_range
+from packtrain.config.blocks import block_fault, block_range
 from packtrain.config.schema import MethodSection
 from packtrain.errors import UserError
 from packtrain.models.plan import ModelPlan
@@ -49,15 +49,8 @@ def _prefixes(name: str, plan: ModelPlan) -> list[str]:
     parts = {"embedding": plan.embedding, "norm": plan.norm, "head": plan.head}
     if parts.get(name):
         return [str(parts[name])]
+    if fault := block_fault(name, plan.num_blocks):
+        raise UserError("method.trainable", *fault)
     blocks = block_range(name)
-    if blocks is None:
-        raise UserError(
-            "method.trainable",
-            f"'{name}' is no part of the model",
-            "give embedding, norm, head, blocks.N or blocks.N-M",
-        )
-    if not blocks or blocks.stop > plan.num_blocks:
-        raise UserError(
-            "method.trainable", f"'{name}' of {plan.num_blocks} blocks", f"blocks go from 0 to {plan.num_blocks - 1}"
-        )
+    assert blocks is not None, "block_fault looked"
     return plan.block_names()[blocks.start : blocks.stop]

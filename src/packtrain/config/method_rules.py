@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packtrain.config.blocks import block_range
+from packtrain.config.blocks import block_fault
 from packtrain.config.facts import Facts
 from packtrain.config.rule import Broken, Rule
 from packtrain.config.schema import MIN_LENGTH, Recipe
@@ -29,15 +29,11 @@ def _freeze_too_many(recipe: Recipe, facts: Facts) -> Broken | None:
 
 def _trainable(recipe: Recipe, facts: Facts) -> Broken | None:
     """``trainable`` that names what the model does not have."""
-    blocks = facts.model.num_blocks
     for name in recipe.method.trainable if recipe.method.type == "freeze" else ():
         if name in ("embedding", "norm", "head"):
             continue
-        named = block_range(name)
-        if named is None:
-            return Broken(f"'{name}' is no part of a model", "give embedding, norm, head, blocks.N or blocks.N-M")
-        if not named or named.stop > blocks:
-            return Broken(f"'{name}' of {blocks} blocks", f"blocks go from 0 to {blocks - 1}")
+        if fault := block_fault(name, facts.model.num_blocks):
+            return Broken(*fault)
     return None
 
 

@@ -52,14 +52,14 @@ def gather_facts(recipe: Recipe, processes: int | None = None, planned: bool = F
     )
 
 
-def num_processes(recipe: Recipe) -> int:
-    """Processes of a run that this machine starts."""
+def num_processes(recipe: Recipe, gpus: int | None = None) -> int:
+    """Processes of a run that a machine of so many GPUs starts; None: this machine."""
     launch = recipe.launch
     if launch.processes != "auto":
         return launch.processes
     if launch.num_gpus and launch.device != "cpu":
         return launch.num_gpus
-    return max(usable_gpus(recipe), 1)
+    return max(usable_gpus(recipe) if gpus is None else gpus, 1)
 
 
 def usable_gpus(recipe: Recipe) -> int:

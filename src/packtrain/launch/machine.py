@@ -12,7 +12,7 @@ from packtrain.config.facts import Facts
 from packtrain.config.schema import Recipe
 from packtrain.errors import UserError, listed
 from packtrain.launch.calibration import known_rates
-from packtrain.launch.facts import gather_facts
+from packtrain.launch.facts import gather_facts, num_processes
 from packtrain.launch.model_facts import planned_model_facts
 from packtrain.models.locate import model_folder
 from packtrain.plan.rates import has_bf16, known_gpus, published_memory
@@ -59,8 +59,7 @@ def machine_facts(recipe: Recipe, machine: Machine) -> Facts:
     name = machine.gpu or (here.gpu if here else "")
     memory = machine.gpu_memory or _memory_of(name, here)
     model = planned_model_facts(model_folder(recipe.model.path, config_only=True))
-    launch = recipe.launch
-    local = launch.processes if launch.processes != "auto" else launch.num_gpus or gpus
+    local = num_processes(recipe, gpus)
     return Facts(
         processes=local * machine.nodes,
         local_processes=local,

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from packtrain.config.difference import difference
 from packtrain.config.facts import Facts
 from packtrain.config.resolve import resolve
 from packtrain.config.rules import first_error
@@ -40,7 +41,7 @@ class Remedy:
 
 def remedies(recipe: Recipe, facts: Facts) -> list[Remedy]:
     """Every change that helps, of the settings and of the number of GPUs: alone where that is enough, else with the
-    recompute, the micro-batch and the strategy left to Packtrain.
+    recompute and the micro-batch left to Packtrain.
     """
     free = _freed(recipe)
     tries = list(_changes(recipe, facts))
@@ -66,13 +67,8 @@ def _freed(recipe: Recipe) -> Recipe:
 
 def _words(name: str, recipe: Recipe, changed: Recipe) -> str:
     """``name`` and, as ``key=value``, whatever else has to change."""
-    before, after = recipe.model_dump(), changed.model_dump()
-    words = [
-        f"{section}.{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for section, values in after.items()
-        for key, value in values.items()
-        if value != before[section][key]
-    ]
+    values = {setting.key: setting.values[1] for setting in difference([recipe, changed])}
+    words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
     return " ".join(filter(None, [name, *(word for word in words if word != name)]))
 
 
